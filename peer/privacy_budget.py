@@ -35,13 +35,13 @@ class Entry:
     """One stage with noise.
 
     Attributes:
-        federation: its digest.
+        member: the digest of the federation, and the site in it.
         people: the digest of the set of people.
         mu_squared: the sum of ``1 / sigma**2`` over the steps.
         released: whether its result may have left the site.
     """
 
-    federation: str
+    member: str
     people: str
     mu_squared: float
     released: bool = False
@@ -75,10 +75,10 @@ class PrivacyBudget:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def charge(self, work: str, federation: str, mu_squared: float, people: Iterable[str], *, mu_max: float) -> bool:
+    def charge(self, work: str, member: str, mu_squared: float, people: Iterable[str], *, mu_max: float) -> bool:
         """Record a stage durably before it begins; return whether its result may leave.
 
-        Nothing of a federation leaves while the sum exceeds ``mu_max``: a later result would also tell what an earlier
+        Nothing of a member leaves while the sum exceeds ``mu_max``: a later result would also tell what an earlier
         stage has learnt, so that all of them count before the next one leaves.
 
         Raises:
@@ -90,8 +90,8 @@ class PrivacyBudget:
             members = tuple(sorted({self._pseudonym(account, person) for person in people}))
             digest = hashlib.sha256("\n".join(members).encode()).hexdigest()[:DIGEST_CHARACTERS]
             account.people[digest] = members
-            account.entries.setdefault(work, Entry(federation, digest, mu_squared))
-            own = {name: entry for name, entry in account.entries.items() if entry.federation == federation}
+            account.entries.setdefault(work, Entry(member, digest, mu_squared))
+            own = {name: entry for name, entry in account.entries.items() if entry.member == member}
             counted = [entry for name, entry in account.entries.items() if entry.released or name in own]
             fits = account.lost(members, counted) <= mu_max**2 * (1 + SLACK)
             if fits:
@@ -99,8 +99,8 @@ class PrivacyBudget:
             self._write(account)
         return fits
 
-    def standing(self, federation: str, people: Iterable[str]) -> tuple[float, bool]:
-        """Return the mu of what has left about one of these people at most, and whether more of a federation may.
+    def standing(self, member: str, people: Iterable[str]) -> tuple[float, bool]:
+        """Return the mu of what has left about one of these people at most, and whether more of a member may.
 
         Raises:
             OSError: the file cannot be read.
@@ -110,7 +110,7 @@ class PrivacyBudget:
             account = self._read()
         members = {self._pseudonym(account, person) for person in people}
         released = [entry for entry in account.entries.values() if entry.released]
-        is_within = all(entry.released for entry in account.entries.values() if entry.federation == federation)
+        is_within = all(entry.released for entry in account.entries.values() if entry.member == member)
         return math.sqrt(account.lost(members, released)), is_within
 
     @contextlib.contextmanager

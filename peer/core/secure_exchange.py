@@ -61,6 +61,9 @@ def machine_of(site: SiteState, round: int) -> SecureSum:
         keyed = any(isinstance(record, SumKeyed) for record in records)
         forgot = round <= site.memory.restored_round or (keyed and round not in site.sum_rounds)
         forgot = forgot or any(round <= first for first in site.first_told.values() if site.memory.generation > 1)
+        own = current.artifact if current is not None and current.number == round else None
+        if own is not None and own.spent is not None and own.spent.exceeded and not records:
+            forgot = True  # what its people may lose is spent: it takes no part, as one that may have committed
         site.sums[round] = SecureSum.rebuild(
             rules.site, rules.members(round), rules.colluders, records, restored=forgot
         )

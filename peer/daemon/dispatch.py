@@ -148,10 +148,10 @@ class Daemon:
         self.notice_wait = NoticeWait(self.service.notices, self.heartbeats.peers, linger_s=rules.pace.linger_s)
         self.fetcher, self.sums = self._fetcher(), self._sum_tasks()
         self._follow_roster()
-        self._setting = setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
-        private = with_noise(setting, federation, folder, generation)
+        setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
+        self._setting = with_noise(setting, federation, folder, generation)
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
-        self.worker_process = WorkerProcess(private, log_path, self.report, command=worker, hang_s=hang_s)
+        self.worker_process = WorkerProcess(self._setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _needed_digests(self) -> set[Sha256]:

@@ -123,8 +123,8 @@ class StageNoise:
     Attributes:
         noise: of the federation.
         networks: those that train with noise, by the plan's names.
-        key: from which the noise is drawn.
-        purpose: the digest of the stage's work.
+        key: of the federation and generation, from which the noise is drawn.
+        purpose: the round and the stage.
     """
 
     noise: Noise
@@ -154,11 +154,8 @@ def refuse_batch_norm(networks: Iterable[nn.Module]) -> None:
                 )
 
 
-def stage_noise(settings: TrainingSettings, command: Train, stage: Stage, work: str) -> StageNoise | None:
+def stage_noise(settings: TrainingSettings, command: Train, stage: Stage) -> StageNoise | None:
     """Return the noise of a stage whose result may leave the site, in a private federation.
-
-    Args:
-        work: the digest that identifies the stage's work.
 
     Raises:
         UnusableConfigurationError: the stage trains otherwise than its plan declares; the accountant counts what is
@@ -167,9 +164,12 @@ def stage_noise(settings: TrainingSettings, command: Train, stage: Stage, work: 
     plan = settings.plan
     if settings.noise is None or command.stage not in plan.noised_stages:
         return None
+    if not settings.noise_key:
+        raise UnusableConfigurationError("the worker of a private federation has got no key for its noise")
+    purpose = f"{command.round}/{command.stage}"
     if command.circulate is not None:  # a model of another site, on the labels alone
-        return StageNoise(settings.noise, frozenset({VISITOR}), settings.noise_key, work)
+        return StageNoise(settings.noise, frozenset({VISITOR}), settings.noise_key, purpose)
     for steps in stage.passes:
         if (problem := plan.training_problem(command.stage, (step.trains for step in steps))) is not None:
             raise UnusableConfigurationError(f"method {settings.method}: {problem}")
-    return StageNoise(settings.noise, plan.noised, settings.noise_key, work)
+    return StageNoise(settings.noise, plan.noised, settings.noise_key, purpose)

@@ -37,6 +37,7 @@ class PrivacyMeter:
 
     def __init__(self, settings: TrainingSettings, data: Callable[[], SiteData]) -> None:
         self._settings, self._data = settings, data
+        self._member = f"{settings.federation}/{settings.site}"
         self._budget = None if settings.budget is None or settings.noise is None else PrivacyBudget(settings.budget)
 
     def charge(self, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class PrivacyMeter:
             covered = self._settings.plan.noised
             return {BARE: True} if any(declared_name(name) in covered for name in loop.stage.trains) else {}
         training = self._data().training
-        people = {person_of(sample.name, sample.subject) for sample in training.samples}
+        people = self._people()
         if noise.delta * len(people) > DELTA_SHARE_MAX:
             raise UnusableConfigurationError(
                 f"[privacy] delta = {noise.delta:g} of federation.toml is too large for so many people as this site "
@@ -71,7 +72,7 @@ class PrivacyMeter:
             entry = hashlib.sha256(repr((*made_of, torch.__version__)).encode()).hexdigest()
             bound = mu_of(settings.epsilon_max, noise.delta)
             try:
-                self._budget.charge(entry, settings.federation, spent, people, mu_max=bound)
+                self._budget.charge(entry, self._member, spent, people, mu_max=bound)
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
         return {}
@@ -83,9 +84,8 @@ class PrivacyMeter:
             return event
         if not any(each.steps for each in events.made_artifacts(event)):
             return event
-        people = {person_of(sample.name, sample.subject) for sample in self._data().training.samples}
         try:
-            mu, is_within = self._budget.standing(settings.federation, people)
+            mu, is_within = self._budget.standing(self._member, self._people())
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
         spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within)
@@ -99,6 +99,11 @@ class PrivacyMeter:
         if isinstance(event, events.Trained):
             changes["returned"] = tuple(map(labelled, event.returned))
         return replace(event, **changes)
+
+    def _people(self) -> set[str]:
+        """Return the people that this site trains on; another site here may have subjects of the same names."""
+        samples = self._data().training.samples
+        return {f"{self._settings.site}/{person_of(sample.name, sample.subject)}" for sample in samples}
 
     def _unreadable(self, error: Exception) -> UnusableConfigurationError:
         return UnusableConfigurationError(

@@ -21,6 +21,7 @@ from peer.errors import DaemonDown
 from peer.lab.demo.local_federation import LocalFederation
 from peer.lab.experiments.simulation import Simulation
 from peer.methods.registry import PLANS
+from peer.site.identity.noise_key import generation_noise_key, read_noise_key
 from peer.site.records.history import committed_rounds
 from peer.site.records.journal import Journal
 from peer.train.data.datalist import inspect_datalist
@@ -223,12 +224,16 @@ def assert_simulated(tmp_path: Path) -> Callable[[LocalFederation], None]:
     """Runs the same federation in memory, of the same files and round key; every network has the same bits."""
 
     def run(loopback: LocalFederation) -> None:
+        noise_keys = {}
         for name in loopback.federation.roster:
             folder = loopback.folder(name)
             (tmp_path / "sites" / name).mkdir(parents=True)
             shutil.copy(folder.site_toml, tmp_path / "sites" / name)
             shutil.copy(folder.federation_toml, tmp_path)
-        simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key)
+            if loopback.federation.noise is not None:
+                secret = read_noise_key(folder.pki)
+                noise_keys[name] = generation_noise_key(secret, loopback.federation.digest, 1)
+        simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key, noise_keys=noise_keys)
         simulation.run()
         for name in loopback.federation.roster:
             state = site_memory.recover(rows(loopback, name)).state

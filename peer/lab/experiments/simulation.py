@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from peer.core import commands, events, site_memory
 from peer.core.artifacts import Artifact
@@ -78,6 +79,7 @@ class Simulation:
         insider: the Byzantine site and its act.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
+        noise_keys: of sites that are to have the noise of their daemons.
 
     Raises:
         ConfigError: a file is wrong.
@@ -92,8 +94,9 @@ class Simulation:
         pooled: bool = False,
         insider: Insider | None = None,
         epochs: Sequence[Change] = (),
+        noise_keys: Mapping[SiteName, bytes] = MappingProxyType({}),
     ) -> None:
-        self.folder = folder
+        self.folder, self.noise_keys = folder, noise_keys
         self.federation = FederationConfig.load(folder / "federation.toml")
         names = sorted({*self.federation.roster, *(name for change in epochs for name in change["add"])})
         self.sites = {SiteName(name): SiteConfig.load(folder / "sites" / name / "site.toml") for name in names}
@@ -174,7 +177,7 @@ class Simulation:
         site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
-        key = hashlib.sha256(f"simulated noise of {name}".encode()).digest()
+        key = self.noise_keys.get(name) or hashlib.sha256(f"simulated noise of {name}".encode()).digest()
         setting = worker_setting(self.federation, site, name, home=self.home(name), folder=site.folder)
         return Trainer(replace(setting, noise_key=key.hex()))
 

@@ -33,6 +33,7 @@ NEVER = (
     "global_test",
     "image_axes",
     "name",
+    "privacy",
     "schedule",
     "seed",
     "shared_model",

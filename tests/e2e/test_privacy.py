@@ -1,0 +1,139 @@
+"""Three daemons with noise on what leaves: undisturbed, killed, and one that may spend less than the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from peer.core.privacy import epsilon_of
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.identity.noise_key import read_noise_key
+from peer.site.records.ledger import Ledger
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SITES = ("africa", "asia", "europe")
+ROUNDS, STEPS, EPSILON, DELTA = 4, 3, 8.0, 0.005
+THRIFTY = "europe"
+MODEL = 'name = "resnet10"\n{table}width = 4\nstem_stride = 2\nnorm = "group"'
+STAGES = (
+    f"[stages.train]\ncount = {STEPS}\nlearning_rate = 1e-3\n"
+    f'[privacy]\nmechanism = "noise"\nepsilon = {EPSILON}\ndelta = {DELTA}\npeople = 8'
+)
+
+
+@pytest.fixture(scope="module")
+def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
+    """Enrolled, with the secrets of their noise, never started."""
+    loopback = found(
+        sites=SITES,
+        rounds=ROUNDS,
+        method="fedavg",
+        stages=STAGES,
+        shared="[shared_model]\n" + MODEL.format(table=""),
+        models=dict.fromkeys(SITES, MODEL.format(table="[model.parameters]\n")),
+    )
+    for name in SITES:
+        read_noise_key(loopback.folder(name).pki)
+    return loopback
+
+
+@pytest.fixture(scope="module")
+def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    """The same federation after an undisturbed run."""
+    home = tmp_path_factory.mktemp("calm") / "sites"
+    shutil.copytree(enrolled.home, home)
+    with type(enrolled)(home, enrolled.federation) as loopback:
+        tools.start(loopback, SITES)
+        tools.finish_well(loopback)
+    return loopback
+
+
+def sent(loopback: LocalFederation, name: str) -> list[Any]:
+    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
+    try:
+        assert ledger.verify() == []
+        return [each for each in ledger.transfers() if each["kind"] == "model" and "spent" in each]
+    finally:
+        ledger.close()
+
+
+def spent(loopback: LocalFederation, name: str) -> list[float]:
+    """Return what the ledger says is spent in each round, once for each receiver."""
+    return [each["spent"]["epsilon"] for each in sent(loopback, name)]
+
+
+def entries(loopback: LocalFederation) -> list[dict[str, Any]]:
+    account = json.loads((loopback.home / ".privacy" / "budget.json").read_bytes())
+    return list(account["entries"].values())
+
+
+def test_the_last_round_spends_what_the_federation_permits(calm: LocalFederation) -> None:
+    for name in SITES:
+        epsilons = spent(calm, name)
+        assert len(epsilons) == ROUNDS * 2
+        assert epsilons == sorted(epsilons)
+        assert epsilons[-1] == pytest.approx(EPSILON, abs=1e-3)
+    account = calm.home / ".privacy" / "budget.json"
+    assert stat.S_IMODE(account.stat().st_mode) == 0o600
+    assert len(entries(calm)) == ROUNDS * len(SITES)
+    total = sum(entry["mu_squared"] for entry in entries(calm)) / len(SITES)
+    assert epsilon_of(total**0.5, DELTA) == pytest.approx(EPSILON, abs=1e-6)
+
+
+def test_the_simulator_computes_the_same_bits(calm: LocalFederation, assert_simulated: Callable[..., None]) -> None:
+    assert_simulated(calm)
+
+
+def test_no_file_that_others_read_has_the_key(calm: LocalFederation) -> None:
+    for name in SITES:
+        key = read_noise_key(calm.folder(name).pki).hex()
+        files = [path for path in calm.folder(name).path.rglob("*") if path.is_file()]
+        assert [path.name for path in files if key.encode() in path.read_bytes()] == ["noise.key"]
+
+
+def test_kill_9_in_training_spends_nothing_twice_and_changes_no_bit(
+    calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
+) -> None:
+    wild = copied(enrolled)
+    tools.start(wild, SITES)
+    for round, name in ((1, "africa"), (2, "europe")):
+        tools.wait_until(
+            lambda round=round, name=name: any(
+                at == round for at, kind in [(at, kind) for kind, at, _ in tools.rows(wild, name)] if kind == "opened"
+            )
+        )
+        wild.kill(name)
+        wild.start(name, "--resume", "require")
+    tools.finish_well(wild)
+    for name in SITES:
+        bits = [record["aggregate_sha256"] for record in tools.records(calm, name)]
+        assert [record["aggregate_sha256"] for record in tools.records(wild, name)] == bits
+        assert spent(wild, name)[-1] == spent(calm, name)[-1]
+    assert len(entries(wild)) == ROUNDS * len(SITES)
+
+
+def test_a_site_that_has_spent_what_it_may_receives_and_sends_nothing(
+    enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
+) -> None:
+    """Of four equal rounds, epsilon 6 of 8 permits two: mu grows with the square root of the rounds."""
+    thrifty = copied(enrolled)
+    path = thrifty.folder(THRIFTY).site_toml
+    path.write_text(path.read_text() + "\n[privacy]\nepsilon_max = 6\n")
+    tools.start(thrifty, SITES)
+    tools.finish_well(thrifty)
+    rounds = sorted({each["round"] for each in sent(thrifty, THRIFTY)})
+    assert rounds == [1, 2]
+    assert max(spent(thrifty, THRIFTY)) < 6 < max(spent(thrifty, "asia"))
+    for name in SITES:
+        contributors = [record["contributors"] for record in tools.records(thrifty, name)]
+        others = [each for each in SITES if each != THRIFTY]
+        assert contributors[:2] == [list(SITES)] * 2
+        assert contributors[2:] == [list(SITES) if name == THRIFTY else others] * 2
+    log = (thrifty.folder(THRIFTY).logs / "daemon.log").read_text()
+    assert "stays here: what this site's people may lose is spent" in log

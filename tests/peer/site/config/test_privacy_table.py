@@ -1,0 +1,111 @@
+"""[privacy] of federation.toml: noise that would not hold what it promises is refused, with the key and the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.drafts import draft
+from peer.core.privacy import mu_of
+from peer.core.roster import Sha256
+from peer.errors import ConfigError, StateError
+from peer.site.config.privacy_table import site_noise_problems
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_tables import EgressConfig, TrainingConfig
+from peer.site.identity.noise_key import generation_noise_key, read_noise_key
+from peer.site.membership.amendment import NEVER, SETTINGS
+
+NOISE = {"mechanism": "noise", "epsilon": 3, "people": 150}
+DIGEST = Sha256("ab" * 32)
+
+
+def federation(*, method: Any = "fedavg", privacy: Any = None, **keys: Any) -> FederationConfig:
+    roster = [{"name": f"site-{number}"} for number in range(3)]
+    table = {key: value for key, value in {**NOISE, **(privacy or {})}.items() if value is not None}
+    shared = {"shared_model": {"name": "resnet10", "norm": "group"}}
+    return FederationConfig.parse(
+        draft("trial", method=method, privacy=table, site=roster, **{**shared, **keys}), "federation.toml"
+    )
+
+
+def test_all_rounds_together_keep_to_epsilon() -> None:
+    config = federation(rounds=8, stages={"train": {"unit": "epoch", "count": 5}})
+    noise = config.noise
+    assert noise is not None
+    assert (noise.steps, noise.delta, noise.clip, noise.people) == (40, 1e-4, 1.0, 150)
+    assert noise.mu_squared(40) == pytest.approx(mu_of(3, 1e-4) ** 2)
+    fine_tuned = federation(method="fedavg_ft", rounds=8, stages={"train": {"count": 5}}).noise
+    assert fine_tuned is not None
+    assert fine_tuned.steps == 35, "the last round trains at home"
+    assert federation(method="feddal", rounds=2, stages={"train": {"count": 5}}).noise.steps == 20  # type: ignore[union-attr]
+    assert federation(privacy=dict.fromkeys(NOISE)).noise is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"privacy": {"mechanism": "none"}}, "privacy.epsilon: only noise has a use for it"),
+        ({"privacy": {"epsilon": 0}}, "privacy.epsilon: "),
+        ({"privacy": {"epsilon": 101}}, "privacy.epsilon: "),
+        ({"privacy": {"delta": 1}}, "privacy.delta: "),
+        ({"privacy": {"clip": 0}}, "privacy.clip: "),
+        ({"privacy": {"people": 0}}, "privacy.people: "),
+        ({"privacy": {"epsilon": 1e-9, "delta": 1e-9}}, "privacy.epsilon: 1e-09 over .* steps takes noise of .* clip"),
+        ({"method": "local"}, "privacy.mechanism: local sends nothing; take another method, such as fedavg"),
+        ({"method": "fedskd"}, "privacy.mechanism: fedskd .*similarity loss compares the samples of several people"),
+        ({"method": "fedproto"}, "privacy.mechanism: fedproto .*prototypes are means of features"),
+        ({"method": "statistics", "rounds": 1}, "privacy.mechanism: statistics .*sums get no noise"),
+        (
+            {"method": {"name": "fedvisit", "distillation": "both"}},
+            "privacy.mechanism: fedvisit has losses of one person that depend",
+        ),
+        ({"method": "dfml"}, "privacy.mechanism: dfml has losses of one person that depend .* absent_classes"),
+        ({"weighting": "samples"}, "weighting: the number of samples would leave without noise"),
+        ({"global_test": True}, "global_test: figures of each site's people would leave without noise"),
+    ],
+)  # fmt: skip
+def test_a_guarantee_that_would_not_hold_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
+        federation(**keys)
+
+
+@pytest.mark.parametrize("key", ["epsilon", "people"])
+def test_noise_needs_its_numbers(key: str) -> None:
+    with pytest.raises(ConfigError, match=f'privacy.{key}: mechanism = "noise" needs it'):
+        federation(privacy={key: None})
+
+
+@pytest.mark.parametrize(
+    ("egress", "training", "key"),
+    [
+        ({"training_set_size": True}, {}, "egress.training_set_size"),
+        ({}, {"class_weights": "balanced"}, "training.class_weights"),
+        ({}, {"clip_norm": 1.0}, "training.clip_norm"),
+        ({}, {"processes": 2, "batch_size": 8}, "training.processes"),
+    ],
+)
+def test_a_site_with_a_key_that_breaks_the_guarantee_takes_no_part(
+    egress: dict[str, Any], training: dict[str, Any], key: str
+) -> None:
+    problems = list(site_noise_problems(EgressConfig(**egress), TrainingConfig(**training)))
+    assert [problem.partition(":")[0] for problem in problems] == [key]
+    assert list(site_noise_problems(EgressConfig(), TrainingConfig(class_weights=(1.0, 2.0)))) == []
+
+
+def test_no_amendment_changes_the_noise() -> None:
+    assert "privacy" in NEVER
+    assert "privacy" not in SETTINGS
+
+
+def test_the_secret_of_the_noise_is_drawn_once_and_a_damaged_one_is_no_secret(tmp_path: Path) -> None:
+    secret = read_noise_key(tmp_path)
+    assert len(secret) == 32
+    assert read_noise_key(tmp_path) == secret
+    assert (tmp_path / "noise.key").stat().st_mode & 0o777 == 0o600
+    keys = {generation_noise_key(secret, DIGEST, 1), generation_noise_key(secret, DIGEST, 2)}
+    assert len(keys | {generation_noise_key(secret, Sha256("cd" * 32), 1)}) == 3
+    (tmp_path / "noise.key").write_text("ab")
+    with pytest.raises(StateError, match=r"noise.key is damaged"):
+        read_noise_key(tmp_path)

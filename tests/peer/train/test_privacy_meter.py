@@ -1,0 +1,138 @@
+"""A trainer in a private federation: what it charges, what it refuses, and which networks have noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.hospital import MakeSetting
+from peer.core import commands, events
+from peer.core.worker_protocol import WorkerSetting
+from peer.privacy_budget import PrivacyBudget
+from peer.train.errors import UnusableConfigurationError
+from peer.train.trainer import Trainer
+
+GROUP = {"width": 4, "norm": "group"}
+NOISE = {"mechanism": "noise", "epsilon": 8.0, "delta": 0.005, "clip": 1.0, "people": 10}
+
+
+def private(make: MakeSetting, method: str = "fedavg", *, key: bytes = b"k" * 32, **parts: Any) -> WorkerSetting:
+    """Return the setting of a site of a private federation, whose account is beside its home."""
+    shared = {"name": "resnet10", **parts.pop("hyper", GROUP)}
+    model = {"name": "resnet10", "parameters": {name: value for name, value in shared.items() if name != "name"}}
+    noise = parts.pop("noise", NOISE)
+    setting = make(method={"name": method}, shared_model=shared, model=model, **parts)
+    budget = str(Path(setting.home).parent / ".privacy")
+    return dataclasses.replace(
+        setting, federation={**setting.federation, "privacy": noise}, noise_key=key.hex(), budget_folder=budget
+    )
+
+
+def train(setting: WorkerSetting, *, stage: str = "train", rounds: int = 1) -> events.Trained:
+    trainer = Trainer(setting)
+    event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
+    for round in range(1, rounds + 1):
+        event = trainer.perform(commands.Train(1, round, 1, stage=stage, base=event.state, sources=()))
+    assert isinstance(event, events.Trained)
+    return event
+
+
+def entries(setting: WorkerSetting) -> list[dict[str, Any]]:
+    account = json.loads((Path(setting.budget_folder) / "budget.json").read_bytes())
+    return list(account["entries"].values())
+
+
+def test_a_repeated_stage_has_the_same_bits_and_is_charged_once(make_setting: MakeSetting) -> None:
+    """A crash, or a backup from before the round, repeats the stage; its noise is no second draw."""
+    setting = private(make_setting)
+    first = train(setting)
+    shutil.rmtree(setting.home)
+    Path(setting.home, "artifacts").mkdir(parents=True)
+    again = train(setting)
+    assert first.artifact is not None
+    assert again.artifact is not None
+    assert again.artifact.sha256 == first.artifact.sha256
+    assert len(entries(setting)) == 1
+    assert first.artifact.spent == again.artifact.spent
+    assert first.artifact.spent is not None
+    assert first.artifact.spent.mu == pytest.approx(2.3196883681 / 3**0.5)
+
+
+def test_other_people_and_another_secret_are_charged_anew(make_setting: MakeSetting, signals: Path) -> None:
+    setting = private(make_setting)
+    first = train(setting)
+    (signals / "datalist.json").write_text((signals / "datalist.json").read_text().replace("training-3", "training-x"))
+    images = sorted(signals.glob("training*.npz"))
+    shutil.copy(images[0], images[1])
+    shutil.rmtree(setting.home)
+    Path(setting.home, "artifacts").mkdir(parents=True)
+    changed = train(setting)
+    lost = dataclasses.replace(setting, noise_key=(b"j" * 32).hex())
+    shutil.rmtree(setting.home)
+    Path(setting.home, "artifacts").mkdir(parents=True)
+    drawn = train(lost)
+    artifacts = [event.artifact for event in (first, changed, drawn)]
+    assert len({each.sha256 for each in artifacts if each is not None}) == 3
+    assert len(entries(setting)) == 3
+
+
+def test_what_exceeds_the_account_is_marked(make_setting: MakeSetting) -> None:
+    setting = private(make_setting, privacy={"epsilon_max": 4.0})
+    first, second = train(setting), train(setting, rounds=2)
+    spent = [event.artifact.spent for event in (first, second) if event.artifact is not None]
+    assert [(each.exceeded, each.epsilon < 4) for each in spent if each is not None] == [(False, True), (True, True)]
+
+
+def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> None:
+    """Ditto's personal network: another secret changes the global one alone in the first round."""
+    states = []
+    for key in (b"k" * 32, b"j" * 32):
+        setting = private(make_setting, "ditto", key=key)
+        shutil.rmtree(setting.home)
+        Path(setting.home, "artifacts").mkdir(parents=True)
+        trainer = Trainer(setting)
+        event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
+        trainer.perform(commands.Train(1, 1, 1, stage="train", base=event.state, sources=()))
+        states.append({name: dict(each.state_dict()) for name, each in trainer.site_networks.networks.items()})
+    first, second = states
+    assert all((first["dam"][name] == second["dam"][name]).all() for name in first["dam"])
+    assert any((first["global"][name] != second["global"][name]).any() for name in first["global"])
+
+
+def test_batch_norm_is_refused(make_setting: MakeSetting) -> None:
+    with pytest.raises(UnusableConfigurationError, match='set norm = "group"'):
+        train(private(make_setting, hyper={"width": 4}))
+
+
+def test_delta_is_small_for_the_number_of_people(make_setting: MakeSetting) -> None:
+    with pytest.raises(UnusableConfigurationError, match=r"delta = 0.02 .* is too large for so many people"):
+        train(private(make_setting, noise=NOISE | {"delta": 0.02}))
+
+
+def test_a_worker_without_the_key_trains_nothing(make_setting: MakeSetting) -> None:
+    with pytest.raises(UnusableConfigurationError, match="has got no key for its noise"):
+        train(private(make_setting, key=b""))
+
+
+def test_a_damaged_account_stops_the_site(make_setting: MakeSetting) -> None:
+    setting = private(make_setting)
+    PrivacyBudget(Path(setting.budget_folder)).charge("1", "x", 1.0, ["ann"], mu_max=2.0)
+    (Path(setting.budget_folder) / "budget.json").write_text("{")
+    with pytest.raises(UnusableConfigurationError, match=r"cannot be used: .*put it back from a backup"):
+        train(setting)
+
+
+def test_after_a_last_round_without_noise_nothing_trains_for_others(make_setting: MakeSetting) -> None:
+    setting = private(make_setting, "fedavg_ft")
+    trainer = Trainer(setting)
+    event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
+    tuned = trainer.perform(commands.Train(1, 3, 1, stage="finetune", base=event.state, sources=()))
+    assert isinstance(tuned, events.Trained)
+    assert not Path(setting.budget_folder, "budget.json").exists()
+    with pytest.raises(UnusableConfigurationError, match="trained this site's networks without noise"):
+        trainer.perform(commands.Train(1, 4, 1, stage="train", base=tuned.state, sources=()))
