@@ -16,7 +16,7 @@ from simulation.run import command, play, soak
 from simulation.seeded_run import Simulation
 
 RUN = Path(__file__).with_name("run.py")
-QUICK = 20
+QUICK = 8
 IN_CI = 100
 
 
