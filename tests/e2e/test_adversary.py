@@ -22,7 +22,7 @@ from tests.e2e.hostile import ALIKE, HONEST, MALLORY, Mallory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-PACE = "wait_max_s = 6\ndeadline_floor_s = 1\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
+PACE = "wait_max_s = 10\ndeadline_floor_s = 10\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
 NAMES = list(attacks.LIES)
 
 
