@@ -43,7 +43,7 @@ FAMILIES = {
 }
 
 UNET = 'name = "unet"\nparameters = {width = 4, depth = 2}'
-PROJECTED = {site: model.replace("width = 8", "width = 8, projection = 16") for site, model in FAMILIES.items()}
+PROJECTED = {site: model.replace("}", ", projection = 16}") for site, model in FAMILIES.items()}
 """The same families, whose heads all take sixteen features: what is averaged must be alike."""
 
 
