@@ -26,9 +26,7 @@ test: $(VENV)/.test ## the quick tests
 ci: $(VENV)/.test ## what a change must pass: lint, and all tests but the nightly ones; .ci/run calls it
 	$(MAKE) --jobs 2 lint tests
 
-# Collecting first compiles each test once, where otherwise each process compiles them all.
-tests: $(VENV)/.test
-	@$(PYTEST) --collect-only --quiet >$(VENV)/.collected 2>&1 || true
+tests: $(VENV)/.collected
 	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
 
 nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos, or PARTS of it; results go into tests/nightly.txt
@@ -91,6 +89,10 @@ $(VENV)/.run $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt require
 	$(INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]'
 	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt
 	touch $(VENV)/.run $@
+
+# Collecting first, in a new environment, compiles all that tests import once, where otherwise each process compiles it.
+$(VENV)/.collected: $(VENV)/.test
+	@$(PYTEST) --collect-only --quiet >$@ 2>&1 || true
 
 $(VENV)/.fuzz: $(VENV)/.test
 	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz]'

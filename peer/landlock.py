@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 # <linux/landlock.h>, and the system call numbers, which are the same on every architecture.
@@ -54,8 +54,9 @@ def confine(*, hidden: Iterable[Path], writable: Iterable[Path]) -> None:
     handled = ctypes.create_string_buffer(struct.pack("=Q", READ_FILE | change), 8)
     ruleset = _call(libc, CREATE_RULESET, handled, ctypes.c_size_t(8), ctypes.c_uint32(0))
     try:
-        for path in _beside({path.resolve() for path in hidden}):
-            _allow(libc, ruleset, path, READ_FILE)
+        paths = {path.resolve() for path in hidden}
+        for name in _beside({str(path) for path in paths}, {str(parent) for path in paths for parent in path.parents}):
+            _allow(libc, ruleset, name, READ_FILE)
         for path in writable:
             _allow(libc, ruleset, path, change)
         if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -65,23 +66,27 @@ def confine(*, hidden: Iterable[Path], writable: Iterable[Path]) -> None:
         os.close(ruleset)
 
 
-def _beside(hidden: set[Path], folder: Path = Path("/")) -> Iterator[Path]:
+def _beside(hidden: Set[str], above: Set[str], folder: str = "/") -> Iterator[str]:
     """Yield the fewest paths that together cover everything but the hidden ones.
 
-    Skip symbolic links: their targets are covered by themselves.
+    Skip symbolic links: their targets are covered by themselves. Paths are texts, as a folder may have very many files.
+
+    Args:
+        hidden: the hidden paths.
+        above: the folders that contain them, at any depth.
+        folder: where to begin.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
-            path = Path(entry.path)
-            if path in hidden or entry.is_symlink():
+            if entry.path in hidden or entry.is_symlink():
                 continue
-            if any(one.is_relative_to(path) for one in hidden):
-                yield from _beside(hidden, path)
+            if entry.path in above:
+                yield from _beside(hidden, above, entry.path)
             else:
-                yield path
+                yield entry.path
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
+def _allow(libc: ctypes.CDLL, ruleset: int, path: Path | str, access: int) -> None:
     """Allow the access to a file, or to all files in a folder; skip what is missing or unreachable."""
     with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or out of reach anyway
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

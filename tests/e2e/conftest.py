@@ -144,7 +144,9 @@ def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederati
         loopback.__exit__()
 
 
-def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = "it never happened") -> Any:
+def wait_until(
+    holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = "it never happened", every_s: float = 0.05
+) -> Any:
     """Poll until something holds; real processes have no other clock that a test could watch."""
     end_s = time.monotonic() + limit_s
     down = None
@@ -155,7 +157,7 @@ def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = 
             result, down = None, error
         if result:
             return result
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(what() if callable(what) else what) from down
 
 
@@ -174,7 +176,10 @@ def until_done(loopback: LocalFederation, names: Iterable[str], *, limit_s: floa
 
     for name in names:
         wait_until(
-            functools.partial(is_done, name), limit_s=limit_s, what=lambda name=name: loopback.console(name)[-6000:]
+            functools.partial(is_done, name),
+            limit_s=limit_s,
+            what=lambda name=name: loopback.console(name)[-6000:],
+            every_s=0.5,
         )
 
 

@@ -19,7 +19,7 @@ from tests.e2e.hostile import ALIKE, HONEST, MALLORY, Mallory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-ROUNDS = 20
+ROUNDS = 10
 PACE = "wait_max_s = 60\ndeadline_floor_s = 60\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
 TENSORS = 3000
 """So many take the honest sites long enough to look through that much happens meanwhile."""

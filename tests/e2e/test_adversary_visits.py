@@ -23,7 +23,7 @@ from tests.e2e.hostile import HONEST, MALLORY, RESNET, Mallory
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PACE = "wait_max_s = 30\ndeadline_floor_s = 30\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
-MODELS = {"asia": RESNET, "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}', MALLORY: RESNET}
+MODELS = {"asia": RESNET, "europe": 'name = "vgg11"\nparameters = {width = 4}', MALLORY: RESNET}
 
 
 def numbers(change: Callable[[float], float]) -> Callable[[Artifact, Artifact], Artifact]:

@@ -26,7 +26,7 @@ ROUNDS = 6
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Enrolled, never started."""
     tables = {"top": '[schedule]\nkind = "derangement"\n', "site": '[privacy]\nleak = "every"\n'}
-    return found(rounds=ROUNDS, steps=20, checkpoint_s=0.5, **tables)
+    return found(rounds=ROUNDS, steps=12, checkpoint_s=0.2, **tables)
 
 
 @pytest.fixture(scope="module")

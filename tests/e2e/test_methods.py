@@ -38,12 +38,12 @@ SHARED: Mapping[str, str] = {
 }
 FAMILIES = {
     "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
-    "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}',
-    "africa": 'name = "shufflenet_v2"\nparameters = {width = 8}',
+    "europe": 'name = "vgg11"\nparameters = {width = 4}',
+    "africa": 'name = "mobilenet_v1"\nparameters = {width = 4}',
 }
 
 UNET = 'name = "unet"\nparameters = {width = 4, depth = 2}'
-PROJECTED = {site: model.replace("width = 8", "width = 8, projection = 16") for site, model in FAMILIES.items()}
+PROJECTED = {site: model.replace("}", ", projection = 16}") for site, model in FAMILIES.items()}
 """The same families, whose heads all take sixteen features: what is averaged must be alike."""
 
 
@@ -69,7 +69,7 @@ PAIRS = frozenset(
 """One method of each pair of pattern and artifacts: that daemons and simulator agree is a property of the pair."""
 
 
-COLD = "fedskd"
+COLD = "fedproto"
 """Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.train.worker``."""
 
 
@@ -83,7 +83,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
         dense = "classification" in PLANS[method].not_for
         models = dict.fromkeys(FAMILIES, UNET if dense else FAMILIES["asia"]) if alike else families
         stages = "".join(
-            f'[stages.{stage}]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n' for stage in PLANS[method].stages
+            f'[stages.{stage}]\nunit = "step"\ncount = 2\nlearning_rate = 1e-3\n' for stage in PLANS[method].stages
         )
         sites = tools.sites if method in THREE_SITES else tools.sites[:2]
         options = {"stages": stages, "shared": SHARED.get(method, "") + schedule, "models": models, "top": top}

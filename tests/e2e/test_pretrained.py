@@ -67,14 +67,14 @@ def test_only_what_learns_travels_also_when_daemons_are_killed(
     pretrained = f'name = "resnet10"\n{WIDTHS}\nweights = "{encoder}"\nweights_sha256 = "{digest}"\n'
     tables = {"asia": pretrained + ADAPTERS, "europe": pretrained + FREEZE, "africa": f'name = "resnet10"\n{WIDTHS}'}
     alike = plan.shared == "itself"
-    stages = "".join(f'[stages.{stage}]\nunit = "step"\ncount = 12\nlearning_rate = 1e-3\n' for stage in plan.stages)
+    stages = "".join(f'[stages.{stage}]\nunit = "step"\ncount = 6\nlearning_rate = 1e-3\n' for stage in plan.stages)
     options: dict[str, Any] = {
         "stages": stages,
         "shared": SHARED if alike else "",
         "models": dict.fromkeys(tables, tables["asia"]) if alike else tables,
         "site": f'[base_weights]\n{digest} = "{encoder}"\n',
     }
-    with found(method=method, rounds=ROUNDS, checkpoint_s=0.5, **options) as loopback:
+    with found(method=method, rounds=ROUNDS, checkpoint_s=0.2, **options) as loopback:
         tools.start(loopback, tools.sites)
         for name in ("asia", "africa", "europe"):  # one whose encoder is frozen, and a receiver of it
             tools.wait_until(lambda name=name: loopback.show(name, "status")["round"] >= 1)

@@ -14,13 +14,14 @@ from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+ROUNDS = 7
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 
 
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Three sites, enrolled, never started."""
-    return found(rounds=10, steps=20, top=SCHEDULE, pace="beat_s = 0.5")
+    return found(rounds=ROUNDS, steps=8, top=SCHEDULE, pace="beat_s = 0.5")
 
 
 def test_a_dead_peer_is_missing_and_the_run_goes_on(
@@ -31,7 +32,7 @@ def test_a_dead_peer_is_missing_and_the_run_goes_on(
     tools.wait_until(lambda: three.show("asia", "status")["round"] >= 2)
     three.kill("asia")
     others = [name for name in tools.sites if name != "asia"]
-    tools.wait_until(lambda: all(len(tools.records(three, name)) == 10 for name in others))
+    tools.wait_until(lambda: all(len(tools.records(three, name)) == ROUNDS for name in others))
     missing = [record["missing"] for name in others for record in tools.records(three, name)]
     assert {"asia": "silent"} in missing
     assert all(set(reasons) <= {"asia"} for reasons in missing)

@@ -108,10 +108,11 @@ class Simulation:
     """Args:
     seed: decides everything that happens.
     keep_lines: keep the trace's lines, not only their digest.
+    total_s: when every honest site must have reached the last round.
     """
 
-    def __init__(self, seed: int, *, keep_lines: bool = False) -> None:
-        self.seed, self._keep_lines = seed, keep_lines
+    def __init__(self, seed: int, *, keep_lines: bool = False, total_s: float = TOTAL_S) -> None:
+        self.seed, self._keep_lines, self._total_s = seed, keep_lines, total_s
         rng = self.stream("plan")
         shape = with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
         shape = with_staleness(self.stream("staleness"), shape)
@@ -259,7 +260,7 @@ class Simulation:
             lambda plan: plan.cancelled() or self.referee.fail(f"trouble ended: {plan.exception()!r}")
         )
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TOTAL_S):
+            async with asyncio.timeout(self._total_s):
                 await self.referee.stop.wait()
         if not self.referee.violation and not self.finished():
             where = {site.name: site.daemon.summary() if site.daemon else "down" for site in self.sites.values()}

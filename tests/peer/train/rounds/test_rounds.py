@@ -14,12 +14,19 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
+FINE_TUNED_LIKE_FEDAVG = ("fedprox_ft", "scaffold_ft")
+"""Each is another method here, followed by the stage of fedavg_ft."""
+
+
+def marks_of(method: str) -> tuple[pytest.MarkDecorator, ...]:
+    if method == "feddal":
+        return ()
+    return (pytest.mark.e2e, pytest.mark.nightly) if method in FINE_TUNED_LIKE_FEDAVG else (pytest.mark.e2e,)
+
+
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(name, marks=() if name == "feddal" else pytest.mark.e2e)
-        for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft", "lc_fed"})
-    ],
+    [pytest.param(name, marks=marks_of(name)) for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft", "lc_fed"})],
 )
 def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:
     together = sites(method)
