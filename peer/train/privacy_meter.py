@@ -40,12 +40,21 @@ class PrivacyMeter:
         self._member = f"{settings.federation}/{settings.site}"
         self._budget = None if settings.budget is None or settings.noise is None else PrivacyBudget(settings.budget)
 
+    def check(self) -> None:
+        """Raise ``UnusableConfigurationError`` if there are too many people for the federation's delta."""
+        noise = self._settings.noise
+        if noise is not None and noise.delta * len(self._people()) > DELTA_SHARE_MAX:
+            raise UnusableConfigurationError(
+                f"[privacy] delta = {noise.delta:g} of federation.toml is too large for so many people as this site "
+                "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
+            )
+
     def charge(self, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
         """Record what a stage will spend, before its first step; return what its checkpoint's record must tell.
 
         Raises:
-            UnusableConfigurationError: there are too many people for the federation's delta, an earlier stage of
-                these networks had no noise, or the account cannot be read.
+            UnusableConfigurationError: an earlier stage of these networks had no noise, or the account cannot be
+                read.
         """
         noise = self._settings.noise
         if noise is None:
@@ -53,26 +62,19 @@ class PrivacyMeter:
         if loop.noise is None:
             covered = self._settings.plan.noised
             return {BARE: True} if any(declared_name(name) in covered for name in loop.stage.trains) else {}
-        training = self._data().training
-        people = self._people()
-        if noise.delta * len(people) > DELTA_SHARE_MAX:
-            raise UnusableConfigurationError(
-                f"[privacy] delta = {noise.delta:g} of federation.toml is too large for so many people as this site "
-                "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
-            )
         if base.get(BARE):
             raise UnusableConfigurationError(
                 "the last round trained this site's networks without noise, and a further one would send what they "
                 "learnt; found a new federation for more rounds"
             )
         if self._budget is not None:
-            settings = self._settings
+            settings, training = self._settings, self._data().training
             spent = noise.mu_squared(loop.noised_steps)
             made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
             entry = hashlib.sha256(repr((*made_of, torch.__version__)).encode()).hexdigest()
             bound = mu_of(settings.epsilon_max, noise.delta)
             try:
-                self._budget.charge(entry, self._member, spent, people, mu_max=bound)
+                self._budget.charge(entry, self._member, spent, self._people(), mu_max=bound)
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
         return {}

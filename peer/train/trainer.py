@@ -431,6 +431,7 @@ class Trainer:
         self._prediction_context = None
         stage = self._build_stage(command, self._probe if probes else None)
         seed = functools.partial(self._seed, command.round, command.stage)
+        self._privacy_meter.check()
         noise = stage_noise(settings, command, stage)
         options = {"seed": seed, "device": self.device, "ranks": self._ranks}
         batches = open_batches(self.data, settings, noise, check_halt=self._check_halt, **options)

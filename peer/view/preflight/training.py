@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import os
 import re
+import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from peer.quantities import duration, size
 from peer.site.config.rules import worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.noise_key import KEY_BYTES
 from peer.train.data.datalist import UNREADABLE
 from peer.view.preflight.finding import Finding
 
@@ -77,6 +79,7 @@ async def rehearse(
             for part in ("artifacts", "checkpoints"):
                 (Path(home) / part).mkdir()
             setting = worker_setting(federation, site, name, home=Path(home), folder=folder.path)
+            setting = dataclasses.replace(setting, noise_key=secrets.token_hex(KEY_BYTES))  # of noise that nobody gets
             if site.data.cache == "disk":  # that would copy all samples into the temporary folder
                 data = {**setting.site["data"], "cache": "none"}
                 setting = dataclasses.replace(setting, site={**setting.site, "data": data})
