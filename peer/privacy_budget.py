@@ -55,6 +55,10 @@ class Account:
     entries: dict[str, Entry] = field(default_factory=dict)
     people: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def people_of(self, entries: Iterable[Entry]) -> set[str]:
+        """Return the people of these entries."""
+        return {person for entry in entries for person in self.people[entry.people]}
+
     def lost(self, people: Iterable[str], counted: Iterable[Entry]) -> float:
         """Return the largest sum of these entries over the people of a set."""
         sums = dict.fromkeys(people, 0.0)
@@ -87,20 +91,20 @@ class PrivacyBudget:
         """
         with self._locked():
             account = self._read()
-            members = tuple(sorted({self._pseudonym(account, person) for person in people}))
-            digest = hashlib.sha256("\n".join(members).encode()).hexdigest()[:DIGEST_CHARACTERS]
-            account.people[digest] = members
-            account.entries.setdefault(work, Entry(member, digest, mu_squared))
+            account.entries.setdefault(work, Entry(member, self._enter(account, people), mu_squared))
             own = {name: entry for name, entry in account.entries.items() if entry.member == member}
+            everybody = account.people_of(own.values())
             counted = [entry for name, entry in account.entries.items() if entry.released or name in own]
-            fits = account.lost(members, counted) <= mu_max**2 * (1 + SLACK)
+            fits = account.lost(everybody, counted) <= mu_max**2 * (1 + SLACK)
             if fits:
                 account.entries.update({name: replace(entry, released=True) for name, entry in own.items()})
             self._write(account)
         return fits
 
     def standing(self, member: str, people: Iterable[str]) -> tuple[float, bool]:
-        """Return the mu of what has left about one of these people at most, and whether more of a member may.
+        """Return the mu of what has left about one person at most, and whether more of a member may.
+
+        The people are these, and all whom a stage of the member has ever had.
 
         Raises:
             OSError: the file cannot be read.
@@ -108,10 +112,35 @@ class PrivacyBudget:
         """
         with self._locked():
             account = self._read()
-        members = {self._pseudonym(account, person) for person in people}
+        own = [entry for entry in account.entries.values() if entry.member == member]
+        concerned = account.people_of(own) | {self._pseudonym(account, person) for person in people}
         released = [entry for entry in account.entries.values() if entry.released]
-        is_within = all(entry.released for entry in account.entries.values() if entry.member == member)
-        return math.sqrt(account.lost(members, released)), is_within
+        return math.sqrt(account.lost(concerned, released)), all(entry.released for entry in own)
+
+    def restore(self, member: str, mu: float, people: Iterable[str]) -> None:
+        """Charge what the account lacks of the mu that a member's ledger has: the account may be of another machine.
+
+        Raises:
+            OSError: the file cannot be read or written.
+            ValueError: it is damaged.
+        """
+        with self._locked():
+            account = self._read()
+            own = [entry for entry in account.entries.values() if entry.member == member]
+            released = [entry for entry in account.entries.values() if entry.released]
+            missing = mu**2 - account.lost(account.people_of(own), released)
+            if missing > mu**2 * SLACK:
+                digest = self._enter(account, people)
+                name = f"ledger of {member}: {mu!r}"
+                account.entries[name] = Entry(member, digest, missing, released=True)
+                self._write(account)
+
+    def _enter(self, account: Account, people: Iterable[str]) -> str:
+        """Add a set of people to an account; return the set's digest."""
+        members = tuple(sorted({self._pseudonym(account, person) for person in people}))
+        digest = hashlib.sha256("\n".join(members).encode()).hexdigest()[:DIGEST_CHARACTERS]
+        account.people[digest] = members
+        return digest
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

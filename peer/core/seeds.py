@@ -12,6 +12,10 @@ import json
 LABEL = "mhfl/seed/v1"
 
 
+SEEDS = 1 << 63
+"""All seeds are below it."""
+
+
 def derive(*parts: str | int) -> int:
     """Derive a seed in [0, 2^63) from all parts: the first eight bytes of the SHA-256 of the parts as JSON."""
     text = json.dumps([LABEL, *parts], separators=(",", ":"), ensure_ascii=True)

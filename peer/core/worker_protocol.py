@@ -28,7 +28,8 @@ class WorkerSetting(commands.Command):
     ``checkpoints/``. A worker with the ``duty`` to measure lent models writes nothing there.
 
     ``noise_key`` is a secret in hexadecimal, from which a private federation's noise derives, and ``budget_folder`` has
-    the record of what was spent of the guarantee; empty where nothing is recorded, as in a simulation.
+    the record of what was spent of the guarantee; empty where nothing is recorded, as in a simulation. ``spent_mu`` is
+    what the site's ledger knows to be spent.
     """
 
     site_name: str
@@ -40,6 +41,7 @@ class WorkerSetting(commands.Command):
     duty: Literal["train", "measure"] = "train"
     noise_key: str = field(default="", repr=False)
     budget_folder: str = ""
+    spent_mu: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Daemon:
         self.fetcher, self.sums = self._fetcher(), self._sum_tasks()
         self._follow_roster()
         setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
-        self._setting = with_noise(setting, federation, folder, generation)
+        self._setting = with_noise(setting, federation, folder, generation, self.ledger.spent)
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
         self.worker_process = WorkerProcess(self._setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)

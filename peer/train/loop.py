@@ -19,7 +19,7 @@ from peer.methods.method import Batch, Stage, Step
 from peer.train.checkpoint import Checkpoint, Checkpoints
 from peer.train.device import precision, seed_generators, with_channels_last
 from peer.train.errors import WorkInterrupted
-from peer.train.noise import PrivateSum, StageNoise, refuse_batch_norm
+from peer.train.noise import PrivateSum, StageNoise, buffers_of, refuse_batch_norm, refuse_changed
 from peer.train.optimiser import adam, adam_state, load_adam_state, trainable
 from peer.train.person_batches import PersonBatches, PersonSamples
 from peer.train.ranks import Ranks
@@ -201,8 +201,11 @@ class Loop:
         assert self.noise is not None
         optimisers = self._prepare(optimiser_step)
         noised = {name: each for name, each in optimisers.items() if self.noise.covers(name)}
-        refuse_batch_norm(self.stage.networks[name] for name in noised)
-        private = PrivateSum(self.noise.noise, list(_parameters(noised.values())))
+        covered = [self.stage.networks[name] for name in noised]
+        refuse_batch_norm(covered)
+        buffers = buffers_of(covered)
+        learning = [each for each in _parameters(noised.values()) if each.requires_grad]  # not a part that is frozen
+        private = PrivateSum(self.noise.noise, learning)
         bare = list(_parameters(each for name, each in optimisers.items() if name not in noised))
         bare_sums, term_sums = [torch.zeros_like(each) for each in bare], dict[str, Tensor]()
         for samples in people:
@@ -214,6 +217,7 @@ class Loop:
                 if parameter.grad is not None:
                     total += parameter.grad
                     parameter.grad = None
+        refuse_changed(buffers)
         private.release(self.noise.key, self.noise.purpose, self.step, number)
         for total, parameter in zip(bare_sums, bare, strict=True):
             parameter.grad = total / private.people
@@ -350,7 +354,7 @@ def run_stage(
         now = clock()
         if step == steps or now - reported >= PROGRESS_S:
             losses = loop.losses()
-            if not math.isfinite(losses[TOTAL]):
+            if loop.noise is None and not math.isfinite(losses[TOTAL]):  # with noise, one person must not decide
                 raise Diverged(f"the loss is {losses[TOTAL]} at step {step}")
             report(step, steps, losses)
             reported = now

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from peer.core.commands import Train
@@ -41,12 +41,12 @@ INFO = b"mhfl noise 1"
 KEY_BYTES = 32
 NORMALS_AT_ONCE = 1 << 16
 """Normal numbers drawn at once: an even number, whose key stream stays in the processor's cache."""
-FRACTION_BITS = 53
-"""Random bits of a number in [0, 1). Normal numbers end at 8.6 standard deviations, beyond which there is 1e-17."""
 
 
 class NormalStream:
     """Normal numbers N(0, 1), rounded after scaling, from the key stream of ChaCha20: equal keys, equal numbers.
+
+    They are those of double precision, and end at 9.4 standard deviations, beyond which there is 1e-20.
 
     Source: Box & Muller 1958; RFC 8439, with an all-zero nonce and the counter from 0.
     """
@@ -59,11 +59,10 @@ class NormalStream:
         drawn = np.empty(count + count % 2, np.int64)
         for first in range(0, len(drawn), NORMALS_AT_ONCE):
             part = drawn[first : first + NORMALS_AT_ONCE]
-            words = np.frombuffer(self._encryptor.update(bytes(part.nbytes)), "<u8") >> np.uint64(64 - FRACTION_BITS)
-            unit = words.astype(np.float64) * 2.0**-FRACTION_BITS
+            words = np.frombuffer(self._encryptor.update(bytes(part.nbytes)), "<u8").astype(np.float64)
             half = len(part) // 2
-            radius = np.sqrt(-2 * np.log1p(-unit[:half])) * scale
-            angle = 2 * np.pi * unit[half:]
+            radius = np.sqrt(-2 * np.log((words[:half] + 1) * 2.0**-64)) * scale
+            angle = 2 * np.pi * 2.0**-64 * words[half:]
             part[:half] = np.rint(radius * np.cos(angle))
             part[half:] = np.rint(radius * np.sin(angle))
         return drawn[:count]
@@ -104,7 +103,8 @@ class PrivateSum:
         The noise is a function of the key, the purpose and the sum itself: a repeated step has the same noise, and
         no difference of two releases is without any.
         """
-        digest = hashlib.sha256(repr(purpose).encode())
+        shapes = [tuple(total.shape) for total in self._sums]
+        digest = hashlib.sha256(repr((purpose, self._noise, shapes)).encode())  # another scale is another release
         for total in self._sums:
             digest.update(total.cpu().numpy().tobytes())
         stream = NormalStream(HKDF(SHA256(), KEY_BYTES, salt=None, info=INFO + digest.digest()).derive(key))
@@ -140,6 +140,21 @@ class StageNoise:
 def declared_name(network: str) -> str:
     """Return a plan's name of a stage's network: ``visitor-asia`` is a ``visitor``."""
     return VISITOR if network.startswith(f"{VISITOR}-") else network
+
+
+def buffers_of(networks: Iterable[nn.Module]) -> list[tuple[str, Tensor, Tensor]]:
+    """Return name, buffer and copy of what networks keep beside their parameters."""
+    return [(name, buffer, buffer.clone()) for network in networks for name, buffer in network.named_buffers()]
+
+
+def refuse_changed(buffers: Iterable[tuple[str, Tensor, Tensor]]) -> None:
+    """Raise ``UnusableConfigurationError`` if people have changed a buffer, which would leave without noise."""
+    for name, buffer, before in buffers:
+        if not torch.equal(buffer, before):
+            raise UnusableConfigurationError(
+                f"its buffer {name} keeps figures of the samples, which would leave without noise; federation.toml has "
+                '[privacy] mechanism = "noise": take a network without running statistics'
+            )
 
 
 def refuse_batch_norm(networks: Iterable[nn.Module]) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
+from peer import __version__
 from peer.cohorts import person_of
 from peer.core import events
 from peer.core.artifacts import Artifact
 from peer.core.privacy import Spending, mu_of
 from peer.privacy_budget import PrivacyBudget
+from peer.site.config.privacy_table import DELTA_SHARE_MAX
 from peer.train.errors import UnusableConfigurationError
 from peer.train.loop import Loop
 from peer.train.noise import declared_name
 from peer.train.samples import DataSplit, SiteData
 from peer.train.settings import TrainingSettings
 
-DELTA_SHARE_MAX = 0.1
-"""The largest delta for n people, in 1 / n."""
 BARE = "bare"
 """Key of a checkpoint's record: a network that may leave was trained without noise, in the last round."""
 
@@ -71,9 +71,10 @@ class PrivacyMeter:
             settings, training = self._settings, self._data().training
             spent = noise.mu_squared(loop.noised_steps)
             made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
-            entry = hashlib.sha256(repr((*made_of, torch.__version__)).encode()).hexdigest()
+            entry = hashlib.sha256(repr((*made_of, torch.__version__, __version__)).encode()).hexdigest()
             bound = mu_of(settings.epsilon_max, noise.delta)
             try:
+                self._budget.restore(self._member, settings.spent_mu, self._people())
                 self._budget.charge(entry, self._member, spent, self._people(), mu_max=bound)
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
@@ -103,9 +104,9 @@ class PrivacyMeter:
         return replace(event, **changes)
 
     def _people(self) -> set[str]:
-        """Return the people that this site trains on; another site here may have subjects of the same names."""
+        """Return the people that this site trains on."""
         samples = self._data().training.samples
-        return {f"{self._settings.site}/{person_of(sample.name, sample.subject)}" for sample in samples}
+        return {f"{self._settings.population}/{person_of(sample.name, sample.subject)}" for sample in samples}
 
     def _unreadable(self, error: Exception) -> UnusableConfigurationError:
         return UnusableConfigurationError(

@@ -23,7 +23,7 @@ from torch import Tensor
 from peer.cohorts import Cohorts, person_of
 from peer.core.plan import Work
 from peer.core.roster import Sha256
-from peer.core.seeds import derive
+from peer.core.seeds import SEEDS, derive
 from peer.core.targets import stratum
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
@@ -216,7 +216,7 @@ def load_data(
         clear_unfinished(_cache_folder(settings))
     _check_orientations([*datalist.training, *datalist.test], settings)
     read = sample_reader(task, data)
-    held_out = validation_names(datalist.training, data.validation_share, seed)
+    held_out = held_out_names(datalist.training, settings, seed)
     groups = {
         "training": [sample for sample in datalist.training if sample.name not in held_out],
         "validation": [sample for sample in datalist.training if sample.name in held_out],
@@ -267,6 +267,19 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
         raise UnusableDataError(
             f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes do run alike'
         )
+
+
+def held_out_names(samples: Sequence[Sample], settings: TrainingSettings, seed: Seed) -> set[str]:
+    """Return the names of the held-out training samples.
+
+    In a private federation each person is held out whoever else is there, so that the share holds on average: in a
+    ranking, one person more would move another, and the noise is for one.
+    """
+    share = settings.data.validation_share
+    if settings.noise is None:
+        return validation_names(samples, share, seed)
+    people = {sample.name: person_of(sample.name, sample.subject) for sample in samples}
+    return {name for name, person in people.items() if seed("validation", person) < share * SEEDS}
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:

@@ -157,7 +157,7 @@ class TrainingSettings:
     of this machine's devices if workers take turns. ``leak`` says in which rounds the worker measures the leak of its
     artifacts, and ``egress`` which of them then stay here. ``noise`` is that of a private federation, ``noise_key``
     the secret from which it derives, ``budget`` the folder in which the site records what it spends, up to
-    ``epsilon_max``.
+    ``epsilon_max``; ``spent_mu`` is what its ledger knows of.
     """
 
     site: SiteName
@@ -192,6 +192,8 @@ class TrainingSettings:
     noise_key: bytes = field(default=b"", repr=False)
     budget: Path | None = None
     epsilon_max: float = math.inf
+    population: str = ""
+    spent_mu: float = 0.0
 
     @property
     def artifacts(self) -> Path:
@@ -259,6 +261,8 @@ class TrainingSettings:
             noise=federation.noise,
             noise_key=bytes.fromhex(setting.noise_key),
             budget=Path(setting.budget_folder) if setting.budget_folder else None,
+            population=site.privacy.population,
+            spent_mu=setting.spent_mu,
             epsilon_max=min(federation.privacy.epsilon or math.inf, site.privacy.epsilon_max or math.inf),
         )
 

@@ -519,7 +519,10 @@ class Trainer:
         """Write the visitor's artifact, or this site's if the plan publishes now."""
         plan, owner = self.settings.plan, command.circulate
         visitors = {visitor_name(source.origin): source for source in command.sources}
-        for name in stage.trains:
+        is_private = self.settings.noise is not None  # then no error tells of one person, and no artifact lacks noise
+        if is_private and command.stage not in plan.noised_stages:
+            return None
+        for name in () if is_private else stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
                 if name in visitors:
                     raise UnusableArtifact(visitors[name], f"its tensor {bad!r} is not finite after the last step")

@@ -40,6 +40,8 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     )
     for name in SITES:
         read_noise_key(loopback.folder(name).pki)
+        path = loopback.folder(name).site_toml
+        path.write_text(path.read_text() + f'\n[privacy]\npopulation = "{name}"\n')
     return loopback
 
 
@@ -124,7 +126,7 @@ def test_a_site_that_has_spent_what_it_may_receives_and_sends_nothing(
     """Of four equal rounds, epsilon 6 of 8 permits two: mu grows with the square root of the rounds."""
     thrifty = copied(enrolled)
     path = thrifty.folder(THRIFTY).site_toml
-    path.write_text(path.read_text() + "\n[privacy]\nepsilon_max = 6\n")
+    path.write_text(path.read_text() + "epsilon_max = 6\n")
     tools.start(thrifty, SITES)
     tools.finish_well(thrifty)
     rounds = sorted({each["round"] for each in sent(thrifty, THRIFTY)})

@@ -23,11 +23,25 @@ def test_a_new_federation_begins_at_what_its_people_have_lost(tmp_path: Path) ->
     budget = PrivacyBudget(tmp_path)
     assert budget.charge("a", "one/asia", 1.0, PEOPLE, mu_max=2.0)
     assert budget.charge("b", "two/asia", 3.0, ["bob", "cy"], mu_max=2.0)
-    assert budget.standing("two/asia", ["bob"]) == (2.0, True)
-    assert budget.standing("two/asia", ["cy"]) == (pytest.approx(3**0.5), True)
-    assert budget.standing("two/asia", ["dan"]) == (0.0, True)
+    assert budget.standing("two/asia", ["cy"]) == (2.0, True), "its networks know bob"
+    assert budget.standing("one/asia", ["ann"]) == (2.0, True)
+    assert budget.standing("three/asia", ["cy"]) == (pytest.approx(3**0.5), True)
+    assert budget.standing("three/asia", ["dan"]) == (0.0, True)
     assert not budget.charge("c", "three/asia", 0.5, ["bob", "dan"], mu_max=2.0)
-    assert budget.charge("d", "three/asia", 0.5, ["dan"], mu_max=2.0) is True, "dan alone has lost nothing before"
+    assert not budget.charge("d", "three/asia", 0.5, ["dan"], mu_max=2.0), "the networks know what they learnt from bob"
+    assert budget.charge("d", "four/asia", 0.5, ["dan"], mu_max=2.0)
+    assert budget.standing("three/asia", ["dan"]) == (2.0, False)
+
+
+def test_an_account_that_was_lost_begins_at_what_the_ledger_knows(tmp_path: Path) -> None:
+    budget = PrivacyBudget(tmp_path)
+    for _ in range(2):
+        budget.restore("one/asia", 1.5, PEOPLE)
+    assert budget.standing("one/asia", PEOPLE) == (1.5, True)
+    assert budget.charge("5", "one/asia", 1.0, PEOPLE, mu_max=2.0)
+    budget.restore("one/asia", 1.5, PEOPLE)
+    assert budget.standing("one/asia", PEOPLE) == (pytest.approx(3.25**0.5), True)
+    assert not budget.charge("6", "one/asia", 1.0, PEOPLE, mu_max=2.0)
 
 
 def test_what_was_not_charged_counts_before_anything_later_leaves(tmp_path: Path) -> None:

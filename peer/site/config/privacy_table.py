@@ -15,7 +15,7 @@ from peer.site.config.toml import Count, Positive, StrictTable
 SIGMA_MAX = 1e6
 """In units of the clipping norm; with more noise nothing is learnt."""
 DELTA_SHARE_MAX = 0.1
-"""The largest delta, as a share of one person: one in ten cohorts may lose one person's data entirely."""
+"""The largest delta for n people, in 1 / n: one in ten such cohorts may lose one person's data entirely."""
 
 
 class NoiseConfig(StrictTable):
@@ -73,6 +73,8 @@ def mechanism_problem(
             "global_test",
             'figures of each site\'s people would leave without noise; leave it out, or set mechanism = "none"',
         )
+    if table.people is not None and table.delta * table.people > DELTA_SHARE_MAX:
+        return "privacy.delta", f"{table.delta:g} is above a tenth of 1 / people = 1 / {table.people}; lower it"
     noise = table.noise(plan, counts, rounds)
     if noise is not None and not 0 < noise.sigma <= SIGMA_MAX:
         return (
@@ -85,6 +87,8 @@ def mechanism_problem(
 def site_noise_problems(egress: EgressConfig, training: TrainingConfig) -> Iterator[str]:
     """Problems with the keys of site.toml that would make the guarantee of a federation with noise untrue."""
     because = 'federation.toml has [privacy] mechanism = "noise"'
+    if egress.leak_auc_max is not None:
+        yield f"egress.leak_auc_max: refusing an artifact tells of its people, and {because}; leave it out"
     if egress.training_set_size:
         yield f"egress.training_set_size: it leaves without noise, and {because}; leave it out"
     if isinstance(training.class_weights, str):

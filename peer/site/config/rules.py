@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,9 +91,16 @@ def worker_setting(
 
 
 def with_noise(
-    setting: WorkerSetting, federation: FederationConfig, folder: SiteFolder, generation: int
+    setting: WorkerSetting,
+    federation: FederationConfig,
+    folder: SiteFolder,
+    generation: int,
+    spent: Callable[[], float],
 ) -> WorkerSetting:
     """Add what the worker of a private federation gets beside: its noise's key, and the folder of the people's budget.
+
+    Args:
+        spent: reads from the ledger the largest mu that left.
 
     Raises:
         DiskError: ``pki/noise.key`` can be neither read nor written.
@@ -101,4 +109,5 @@ def with_noise(
     if federation.noise is None:
         return setting
     key = generation_noise_key(read_noise_key(folder.pki), federation.digest, generation)
-    return replace(setting, noise_key=key.hex(), budget_folder=str(folder.home / BUDGET_FOLDER))
+    budget = str(folder.home / BUDGET_FOLDER)
+    return replace(setting, noise_key=key.hex(), budget_folder=budget, spent_mu=spent())

@@ -95,6 +95,9 @@ class PrivacyConfig(StrictTable):
     """In a federation with noise: what this site's people may lose in all federations of this machine together, at the
     federation's delta; less than the federation's epsilon is possible. Once it is spent, the site receives, trains and
     sends nothing. Left out: the federation's epsilon."""
+    population: str = ""
+    """In a federation with noise: a name for the people of this site, where another site of this machine has other
+    people under the same subjects. Left out: equal subjects of this machine's sites are one person."""
     leak: Literal["off", "last", "every"] = "last"
     """When the worker attacks the artifacts that it is about to send, with this site's own people: "off", "last" (the
     last artifacts of the federation, with up to 10,000 samples) or "every" (before that with as many people as take a

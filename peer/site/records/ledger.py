@@ -276,6 +276,10 @@ class Ledger:
                 record.update(sent_bytes=body["bytes"], outcome=body["outcome"], seconds=seconds)
         return list(records.values())
 
+    def spent(self) -> float:
+        """Return the largest mu that a transfer had spent, of Gaussian differential privacy; 0 without noise."""
+        return max((body["spent"]["mu"] for _, body in self._bodies() if body.get("spent")), default=0.0)
+
     def since(self, seq: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return the rows after a number, oldest first, read lazily: a reader that remembers its last row
         reads each one once.

@@ -29,7 +29,7 @@ from peer.train.data.prepared_folder import shuffle
 from peer.train.data.table_sheet import describe_columns
 from peer.train.errors import UnusableConfigurationError, UnusableDataError, reason_of
 from peer.train.inference import sheet_pictures
-from peer.train.samples import Batches, DataSplit, SiteData, inspect_samples, site_seed, validation_names
+from peer.train.samples import Batches, DataSplit, SiteData, held_out_names, inspect_samples, site_seed
 from peer.train.settings import TrainingSettings
 from peer.train.targets import Example, ImageAndLabel, LabelMap, SampleReader, sample_reader
 
@@ -108,7 +108,7 @@ def _sheet_of_table(listed: Datalist, splits: dict[str, list[Sample]], settings:
 
 def _splits(listed: Datalist, settings: TrainingSettings) -> dict[str, list[Sample]]:
     """Group the samples by the trainer's use of them."""
-    held_out = validation_names(listed.training, settings.data.validation_share, site_seed(settings))
+    held_out = held_out_names(listed.training, settings, site_seed(settings))
     splits = {
         "training": [sample for sample in listed.training if sample.name not in held_out],
         "validation": [sample for sample in listed.training if sample.name in held_out],

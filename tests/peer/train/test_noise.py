@@ -18,7 +18,7 @@ from peer.methods.method import DAM, Batch, Forward, Stage, Term, one_step_stage
 from peer.train import noise as mechanism
 from peer.train.errors import UnusableConfigurationError
 from peer.train.loop import Loop
-from peer.train.noise import NormalStream, PrivateSum, StageNoise, refuse_batch_norm
+from peer.train.noise import NormalStream, PrivateSum, StageNoise, buffers_of, refuse_batch_norm, refuse_changed
 from peer.train.person_batches import PersonBatches, PersonSamples
 
 CPU = torch.device("cpu")
@@ -247,3 +247,23 @@ def test_batch_norm_is_refused_with_the_remedy() -> None:
     refuse_batch_norm([network.eval(), nn.GroupNorm(2, 4).train()])
     with pytest.raises(UnusableConfigurationError, match=r'1 is a batch norm.*norm = "group"'):
         refuse_batch_norm([network.train()])
+
+
+def test_running_statistics_are_refused() -> None:
+    network = nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True), nn.GroupNorm(1, 3)).train()
+    buffers = buffers_of([network])
+    refuse_changed(buffers)
+    network(torch.ones(2, 3, 5))
+    with pytest.raises(UnusableConfigurationError, match=r"buffer 0\.(running_mean|running_var|num_batches_tracked)"):
+        refuse_changed(buffers)
+
+
+def test_a_frozen_part_stays_as_it_is() -> None:
+    network = Linear()
+    head = nn.ParameterList([network.parts[1]])
+    stage = dataclasses.replace(stage_of(network), networks={DAM: network, "head": head})
+    seed = lambda *parts: derive("stage", *parts)  # noqa: E731
+    loop = Loop(stage, Work("step", 1, 0.1), steps=1, device=CPU, precision="fp32", seed=seed, noise=noise_of())
+    list(loop.run(People({"ann": torch.ones(PARTS * WIDTH)})))
+    assert bool((network.parts[0] != 0).all())
+    assert bool((network.parts[1] == 0).all())

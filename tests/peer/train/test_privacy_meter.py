@@ -8,13 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fakes.hospital import MakeSetting
+from fakes.hospital import LENGTH, MakeSetting
 from peer.core import commands, events
 from peer.core.worker_protocol import WorkerSetting
 from peer.privacy_budget import PrivacyBudget
+from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
+from peer.train.samples import held_out_names, site_seed
+from peer.train.settings import TrainingSettings
 from peer.train.trainer import Trainer
 
 GROUP = {"width": 4, "norm": "group"}
@@ -111,7 +115,7 @@ def test_batch_norm_is_refused(make_setting: MakeSetting) -> None:
 
 def test_delta_is_small_for_the_number_of_people(make_setting: MakeSetting) -> None:
     with pytest.raises(UnusableConfigurationError, match=r"delta = 0.02 .* is too large for so many people"):
-        train(private(make_setting, noise=NOISE | {"delta": 0.02}))
+        train(private(make_setting, noise=NOISE | {"delta": 0.02, "people": 5}))
 
 
 def test_a_worker_without_the_key_trains_nothing(make_setting: MakeSetting) -> None:
@@ -127,12 +131,50 @@ def test_a_damaged_account_stops_the_site(make_setting: MakeSetting) -> None:
         train(setting)
 
 
-def test_after_a_last_round_without_noise_nothing_trains_for_others(make_setting: MakeSetting) -> None:
-    setting = private(make_setting, "fedavg_ft")
+@pytest.mark.parametrize("method", ["fedavg_ft", "fedcross_ft"])
+def test_after_a_last_round_without_noise_nothing_trains_for_others(make_setting: MakeSetting, method: str) -> None:
+    setting = private(make_setting, method)
     trainer = Trainer(setting)
     event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
     tuned = trainer.perform(commands.Train(1, 3, 1, stage="finetune", base=event.state, sources=()))
     assert isinstance(tuned, events.Trained)
+    assert tuned.artifact is None
     assert not Path(setting.budget_folder, "budget.json").exists()
     with pytest.raises(UnusableConfigurationError, match="trained this site's networks without noise"):
         trainer.perform(commands.Train(1, 4, 1, stage="train", base=tuned.state, sources=()))
+
+
+def test_people_of_one_machine_are_known_under_another_sites_name(make_setting: MakeSetting) -> None:
+    setting = private(make_setting)
+    train(setting)
+    renamed = dataclasses.replace(setting, federation_digest="cd" * 32, site_name="beta")
+    renamed.federation["site"][0]["name"] = "beta"
+    shutil.rmtree(setting.home)
+    Path(setting.home, "artifacts").mkdir(parents=True)
+    again = train(renamed)
+    assert again.artifact is not None
+    assert again.artifact.spent is not None
+    assert again.artifact.spent.mu == pytest.approx(2.3196883681 * (2 / 3) ** 0.5)
+    other = private(make_setting, privacy={"population": "other"}, key=b"j" * 32)
+    alone = train(dataclasses.replace(other, federation_digest="ef" * 32))
+    assert alone.artifact is not None
+    assert alone.artifact.spent is not None
+    assert alone.artifact.spent.mu == pytest.approx(2.3196883681 / 3**0.5)
+
+
+def test_one_extreme_person_neither_stops_a_site_nor_shows(make_setting: MakeSetting, signals: Path) -> None:
+    """An error, or a peer's artifact that is refused for it, would tell that somebody is there."""
+    np.savez(signals / "training0.npz", image=np.full((2, LENGTH), 1e30, np.float32))
+    trained = train(private(make_setting))
+    assert trained.artifact is not None
+
+
+def test_one_person_more_moves_nobody_else_into_the_training_samples(signals: Path, make_setting: MakeSetting) -> None:
+    settings = TrainingSettings.of(private(make_setting, data={"validation_share": 0.3}))
+    samples = [Sample(f"{number}.npz", (), number % 2, subject=str(number)) for number in range(200)]
+    seed = site_seed(settings)
+    all_held_out = held_out_names(samples, settings, seed)
+    assert 40 <= len(all_held_out) <= 80
+    for number in range(0, 200, 9):
+        fewer = [sample for sample in samples if sample.subject != str(number)]
+        assert held_out_names(fewer, settings, seed) == all_held_out - {f"{number}.npz"}

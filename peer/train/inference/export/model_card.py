@@ -17,6 +17,7 @@ from typing import Any
 
 from peer.core.columns import TableColumn
 from peer.core.metrics import metric_title
+from peer.core.privacy import Noise
 from peer.core.targets import TimeToEvent
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
@@ -54,7 +55,7 @@ LIMITS = (
 )
 PRIVACY = (
     "Weights can reveal something of the samples that they were trained on: whether somebody was among them, and of "
-    "small data sets more than that. No noise was added to them. The number of samples a class is told above."
+    "small data sets more than that. {noise} The number of samples a class is told above."
 )
 
 
@@ -118,9 +119,20 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         "versions": versions(),
         "intended_use": INTENDED_USE,
         "limits": LIMITS,
-        "privacy": PRIVACY,
+        "privacy": PRIVACY.format(noise=_describe_noise(settings.noise)),
         "checks": [],
     }
+
+
+def _describe_noise(noise: Noise | None) -> str:
+    """Say whether the weights have noise, and what it covers."""
+    if noise is None:
+        return "No noise was added to them."
+    return (
+        f"What sites sent was trained with noise, for which epsilon = {noise.epsilon:g} and delta = {noise.delta:g} "
+        "hold. That does not cover networks that stay at a site, nor fine-tuning in the last round: this file may have "
+        "such parts."
+    )
 
 
 def _events(datalist: Datalist, split: str) -> dict[str, int]:

@@ -50,6 +50,7 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
         ({"privacy": {"epsilon": 0}}, "privacy.epsilon: "),
         ({"privacy": {"epsilon": 101}}, "privacy.epsilon: "),
         ({"privacy": {"delta": 1}}, "privacy.delta: "),
+        ({"privacy": {"delta": 1e-3}}, "privacy.delta: 0.001 is above a tenth of 1 / people = 1 / 150; lower it"),
         ({"privacy": {"clip": 0}}, "privacy.clip: "),
         ({"privacy": {"people": 0}}, "privacy.people: "),
         ({"privacy": {"epsilon": 1e-9, "delta": 1e-9}}, "privacy.epsilon: 1e-09 over .* steps takes noise of .* clip"),
@@ -81,6 +82,7 @@ def test_noise_needs_its_numbers(key: str) -> None:
     ("egress", "training", "key"),
     [
         ({"training_set_size": True}, {}, "egress.training_set_size"),
+        ({"leak_auc_max": 0.7}, {}, "egress.leak_auc_max"),
         ({}, {"class_weights": "balanced"}, "training.class_weights"),
         ({}, {"clip_norm": 1.0}, "training.clip_norm"),
         ({}, {"processes": 2, "batch_size": 8}, "training.processes"),
