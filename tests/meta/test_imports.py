@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "pb": "",
     "plans": "ground peer.core.plan spec",
     "budget": "ground core",
-    "config": "ground budget core spec plans",
+    "config": "ground budget core spec plans peer.site.identity.noise_key",
     "identity": "ground core config",
     "membership": "ground documents core config identity",
     "records": "ground documents core config identity membership",
