@@ -171,8 +171,9 @@ class SiteHandle:
         Returns:
             ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``,
             ``sha256``, ``bytes``, ``outcome``. Sent artifacts come from the egress ledger; ``leak_auc``
-            is the AUC of the site's own attack, ``None`` where it was not measured, ``masked`` whether
-            it left under masks, ``None`` of what was received.
+            is the AUC of the site's own attack, ``None`` where it was not measured, ``epsilon`` what
+            had left of a person's privacy with it, ``None`` without noise, ``masked`` whether it left
+            under masks, ``None`` of what was received.
 
         Example:
             >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
@@ -182,6 +183,8 @@ class SiteHandle:
         for record in records:
             leak = record.pop("leak")
             record["leak_auc"] = None if leak is None else leak["auc"]
+            spent = record.pop("spent")
+            record["epsilon"] = None if spent is None else spent["epsilon"]
         return records
 
     def events(self) -> list[Record]:

@@ -12,6 +12,7 @@ from peer.core.leak import describe
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.loss_terms import loss_title
 from peer.core.metrics import metric_title
+from peer.core.privacy import describe_contradiction, describe_guarantee
 from peer.core.status_document import describe_losses, is_old_refusal
 from peer.errors import one_line
 from peer.quantities import duration
@@ -64,6 +65,10 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
     if leak := document.get("leak"):
         style = "red" if leak["answer"] == "above" else ""
         parts.append(Text(f"Newest {leak['kind']}, {describe(leak)}.", style=style))
+    if spent := document.get("spent"):
+        parts.append(Text(f"Privacy: {describe_guarantee(spent)}.", style="yellow" if spent["exceeded"] else ""))
+        if leak and (contradiction := describe_contradiction(leak, spent)):
+            parts.append(Text(f"Of the newest {leak['kind']}, {contradiction}.", style="red"))
     parts.append(peers(document["peers"], brief=True))
     parts.extend(_relay(relay) for relay in document.get("relays", ()))
     parts.extend(Text(line, style="red") for line in _refusals(document))

@@ -20,6 +20,10 @@ Attack = Literal["loss", "likelihood_ratio"]
 
 ERRORS = 1.96
 """Half the width of an interval, in standard errors: 95 of 100 intervals hold the true value."""
+ALARM_ERRORS = 4.0
+"""Standard errors by which a measured AUC must exceed a proven bound before it contradicts it: one in 30,000 honest
+artifacts does by chance. All rounds measure the same people, and a bound of few steps is hardly above chance, so that
+with ``ERRORS`` one site in forty would raise a false alarm in round after round."""
 CHANCE = 0.5
 """The AUC of an attack that learns nothing."""
 FALSE_ALARMS = 0.1
@@ -133,6 +137,11 @@ def compare(auc: float, members: int, others: int, bound: float) -> Answer:
     if low > bound:
         return "above"
     return "within" if high <= bound else "unknown"
+
+
+def contradicts(auc: float, members: int, others: int, proven_max: float) -> bool:
+    """Return whether a measured AUC contradicts a proof that no attack exceeds ``proven_max``."""
+    return auc - ALARM_ERRORS * standard_error(members, others) > proven_max
 
 
 def count_detected(members: Sequence[float], others: Sequence[float], *, rate: float = FALSE_ALARMS) -> int:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, TypedDict
 
+from peer.core.leak import LeakFacts, contradicts
+
 NORMAL = NormalDist()
 BISECTIONS = 200
 """Halvings of an interval, after which its ends are neighbouring floating-point numbers."""
@@ -156,3 +158,45 @@ def spending_facts(spending: Spending) -> SpendingFacts:
         "auc_max": round(auc_max(spending.mu), DIGITS),
         "exceeded": spending.exceeded,
     }
+
+
+def describe_guarantee(facts: SpendingFacts) -> str:
+    """Say in one line what has left of a person's privacy, and what no attack exceeds."""
+    stays = "; it is spent: nothing more leaves" if facts["exceeded"] else ""
+    return f"{_budget_words(facts)}; no attack on a person beyond AUC {percent_up(facts['auc_max']):.2f}{stays}"
+
+
+def explain_guarantee(facts: SpendingFacts) -> str:
+    """Say the same to an officer, in whole sentences."""
+    right, auc = percent_up(right_guesses_max(facts["mu"])), percent_up(facts["auc_max"])
+    return (
+        f"Person-level privacy: {_budget_words(facts)} against everybody outside this site. Whatever anybody does with "
+        f"what left, a yes-or-no guess about one patient is right in at most {right * 100:.0f} of 100 cases (AUC "
+        f"{auc:.2f})."
+    )
+
+
+def describe_contradiction(leak: LeakFacts, facts: SpendingFacts) -> str:
+    """Say that an attack told more of the people than the guarantee allows; empty where it did not."""
+    if not contradicts(leak["auc"], leak["members"], leak["others"], facts["auc_max"]):
+        return ""
+    return (
+        f"an attack here reached AUC {leak['auc']:.2f}, which contradicts the guarantee: either the program has a bug, "
+        "or the training and the test people of this site differ by more than chance"
+    )
+
+
+def percent_up(share: float) -> float:
+    """Round a bound up to a hundredth, so that it stays true."""
+    return math.ceil(round(100 * share, DIGITS)) / 100
+
+
+def power_of_ten(number: float) -> str:
+    """Return a small number as people write a delta: 1e-4, 2.5e-5."""
+    digits, exponent = f"{number:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def _budget_words(facts: SpendingFacts) -> str:
+    epsilon = "above 100" if facts["epsilon"] is None else f"{facts['epsilon']:.2f}"
+    return f"ε {epsilon} of {facts['epsilon_max']:.2f} (δ {power_of_ten(facts['delta'])})"

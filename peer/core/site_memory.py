@@ -15,6 +15,7 @@ from peer.core.artifacts import Artifact, Source
 from peer.core.cross_evaluation_memory import Evaluation, LentModel
 from peer.core.leak import leak_facts
 from peer.core.metrics import validation_loss
+from peer.core.privacy import SpendingFacts, spending_facts
 from peer.core.roster import Sha256, SiteName
 from peer.core.status_document import BestAndNewestRound, MeasuredLeak
 from peer.core.sum_messages import SumRecord
@@ -481,6 +482,12 @@ def newest_leak(memory: Memory) -> MeasuredLeak | None:
     if artifact is None or artifact.leak is None:
         return None
     return {"kind": artifact.kind, "owner": artifact.owner, **leak_facts(artifact.leak)}
+
+
+def newest_spending(memory: Memory) -> SpendingFacts | None:
+    """Return what everything up to the artifact that was published last tells of a person; ``None`` without noise."""
+    artifact = memory.newest_published
+    return None if artifact is None or artifact.spent is None else spending_facts(artifact.spent)
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:

@@ -10,7 +10,7 @@ from peer.core.peer_progress import is_there, unfinished
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.core.site_memory import best_and_newest_round, newest_leak
+from peer.core.site_memory import best_and_newest_round, newest_leak, newest_spending
 from peer.core.state import SiteState
 from peer.core.status_document import (
     MachineStatus,
@@ -57,6 +57,7 @@ def status(site: SiteState, *, now_s: float) -> MachineStatus:
         "weights": site.memory.weights,
         "best_round": best_and_newest_round(site.memory),
         "leak": newest_leak(site.memory),
+        "spent": newest_spending(site.memory),
         "refusals": [cast(RefusedEntry, entry) for entry in site.refusals],
         "failure": site.failure,
         "departed": site.departure,

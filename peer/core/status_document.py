@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
 from peer.core.leak import LeakFacts
 from peer.core.limits import REFUSAL_ROUNDS_SHOWN
+from peer.core.privacy import SpendingFacts
 from peer.core.roster import SiteName
 
 PeerState = Literal["heard", "silent", "unknown", "absent"]
@@ -202,6 +203,9 @@ class _Site(TypedDict):
     ]
     leak: Annotated[
         MeasuredLeak | None, "how much the artifact that was published last tells of its people; null if not measured"
+    ]
+    spent: Annotated[
+        SpendingFacts | None, "what has left of a person's privacy, with the newest artifact; null without noise"
     ]
     refusals: Annotated[list[RefusedEntry], "newest refusals since the daemon started"]
     failure: Annotated[str, "why training has failed and waits for the operator; else empty"]

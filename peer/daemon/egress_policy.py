@@ -7,8 +7,10 @@ from typing import Any
 
 from peer.core import access, limits
 from peer.core.artifacts import Artifact, Purpose
+from peer.core.leak import contradicts, ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.plan import Kind
+from peer.core.privacy import auc_max, spent_facts
 from peer.core.roster import SiteName
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.site.config.schema import FederationConfig, SiteConfig
@@ -18,6 +20,7 @@ from peer.site.sums.pair_keys import SEED_BYTES
 log = logging.getLogger(__name__)
 
 SPENT = "what this site's people may lose is spent"
+DOUBTED = "an attack here contradicts the guarantee of its noise"
 LEAKS = "its measured leak is not within the bound"  # for another site, without a figure
 
 
@@ -54,6 +57,8 @@ class EgressPolicy:
         """
         if artifact.spent is not None and artifact.spent.exceeded:
             return SPENT
+        if _contradicts_noise(artifact):
+            return DOUBTED
         return LEAKS if artifact.commitments is None and self._egress.keeps(artifact) else None
 
     def denial(self, caller: SiteName, kind: Kind) -> str | None:
@@ -114,7 +119,10 @@ class EgressPolicy:
 
     def warn(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
-        if (reason := self.kept_for(artifact)) is not None:
+        reason = self.kept_for(artifact)
+        if reason == DOUBTED:
+            log.error("the artifact stays here: an attack contradicts its noise", extra=_doubts(round, artifact))
+        elif reason is not None:
             log.warning(f"{artifact.kind} stays here: {reason}", extra={"round": round, "owner": artifact.owner})
         rules, limit = self._machine.rules, self._egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
@@ -127,3 +135,18 @@ class EgressPolicy:
             facts = {"round": round, "bytes": needed, "bytes_per_round_max": limit}
             remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
             log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
+
+
+def _contradicts_noise(artifact: Artifact) -> bool:
+    """Return whether an attack told more of the people than the noise lets any attack tell."""
+    leak, spent = artifact.leak, artifact.spent
+    if leak is None or spent is None:
+        return False
+    return contradicts(leak.auc, leak.members, leak.others, auc_max(spent.mu))
+
+
+def _doubts(round: int, artifact: Artifact) -> dict[str, Any]:
+    """Return what the log says of an artifact whose noise an attack contradicts."""
+    figures = {**ledger_facts(artifact.leak), **spent_facts(artifact.spent)}
+    remedy = "report a bug (`mhfl-peer bugreport`), unless this site's test people differ from those it trains on"
+    return {"round": round, "owner": artifact.owner, **figures, "remedy": remedy}

@@ -385,8 +385,8 @@ class PeerService:
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
         is_masked = artifact.commitments is not None
         circumstances = self.policy.circumstances(request.for_round, relayed=relayed, masked=is_masked)
-        told = {**ledger_facts(artifact.leak), **spent_facts(artifact.spent)}
-        intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256, **circumstances, **told)
+        figures = {**ledger_facts(artifact.leak), **spent_facts(artifact.spent)}
+        intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256, **circumstances, **figures)
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
         return Grant(self._store.hold(sha256), intent)  # until `record_sent`: the artifact may be retired meanwhile

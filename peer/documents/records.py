@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.leak import LeakFacts
+from peer.core.privacy import SpendingFacts
 from peer.core.status_document import PeerState, PeerStatus, PeerWait, SiteStatus
 from peer.documents.commands import LedgerHead
 
@@ -73,6 +74,9 @@ class TransferRecord(TypedDict):
     bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]
     outcome: Annotated[str, "`complete`, `broken`, `open` (no end yet) or `unknown` (a crash ended it)"]
     leak: Annotated[LeakFacts | None, "how much the artifact tells of its people; null if not measured, or received"]
+    spent: Annotated[
+        SpendingFacts | None, "what had left of a person's privacy with the artifact; null without noise, or received"
+    ]
     masked: Annotated[bool | None, "whether it left under masks, for a secure sum; null if received"]
 
 

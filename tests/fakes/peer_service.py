@@ -19,6 +19,7 @@ from peer.core.artifacts import Artifact
 from peer.core.leak import Leak
 from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, SignedManifest
+from peer.core.privacy import Spending
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
@@ -133,9 +134,17 @@ class SiteUnderTest:
         self.store.path(artifact.sha256).write_bytes(struct.pack("<Q", len(header)) + header)
         return artifact
 
-    def publish(self, round: int, *, size: int = 1000, steps: int | None = None, leak: Leak | None = None) -> Artifact:
+    def publish(
+        self,
+        round: int,
+        *,
+        size: int = 1000,
+        steps: int | None = None,
+        leak: Leak | None = None,
+        spent: Spending | None = None,
+    ) -> Artifact:
         """Do what the daemon does on ``Persist("published")`` and ``Publish``."""
-        artifact = dataclasses.replace(self.write_artifact(round, size), leak=leak)
+        artifact = dataclasses.replace(self.write_artifact(round, size), leak=leak, spent=spent)
         if steps is not None:
             artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))

@@ -38,6 +38,7 @@ LAYER = {
     "peer.lab.experiments.insider": "simulation",
     "peer.lab.experiments.simulation": "simulation",
     "peer.methods.parameters": "plans",
+    "peer.privacy_budget": "budget",
     "peer.methods.registry": "plans",
     "peer.train": "training",
     "peer.train.data.importers": "data",
@@ -58,7 +59,8 @@ MAY_IMPORT = {
     "documents": "ground core",
     "pb": "",
     "plans": "ground peer.core.plan spec",
-    "config": "ground core spec plans",
+    "budget": "ground core",
+    "config": "ground budget core spec plans peer.site.identity.noise_key",
     "identity": "ground core config",
     "membership": "ground documents core config identity",
     "records": "ground documents core config identity membership",
@@ -74,7 +76,7 @@ MAY_IMPORT = {
     "tracking": "ground core config records",
     "dashboard": f"{SITE} audit tracking",
     "methods": "peer.core.columns peer.core.plan peer.core.targets peer.core.tasks models losses",
-    "training": "ground core config plans methods models spec losses "
+    "training": "ground budget core config plans methods models spec losses "
     "peer.train.data.consistency peer.train.data.datalist peer.train.data.file_names peer.train.data.image_files "
     "peer.train.data.label_maps",
     "inference": "ground documents plans core config methods models spec training model-files data",

@@ -212,6 +212,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "weights": memory.weights,
         "best_round": site_memory.best_and_newest_round(memory),
         "leak": site_memory.newest_leak(memory),
+        "spent": site_memory.newest_spending(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
         "departed": departed or ("" if members is None else members.departure(folder.site)),

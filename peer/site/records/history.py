@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 from peer.core import rows
 from peer.core.json_codec import to_json
 from peer.core.leak import LeakFacts
+from peer.core.privacy import SpendingFacts
 from peer.core.roster import SiteName
 from peer.core.site_memory import Row
 from peer.site.config.site_folder import SiteFolder
@@ -116,6 +117,7 @@ class Transfer:
     bytes: int
     outcome: str
     leak: LeakFacts | None = None
+    spent: SpendingFacts | None = None
     masked: bool = False
 
     @classmethod
@@ -148,6 +150,7 @@ class Transfer:
             size,
             OPEN,
             intent.get("leak"),
+            intent.get("spent"),
             intent.get("masked", False),
         )
 
@@ -170,6 +173,7 @@ class Transfer:
             "bytes": self.bytes,
             "outcome": self.outcome,
             "leak": self.leak,
+            "spent": self.spent,
             "masked": self.masked if self.direction == "out" else None,
         }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peer.audit import verification
 from peer.core.leak import ANSWER_WORDS, LeakFacts
+from peer.core.privacy import describe_contradiction, explain_guarantee, power_of_ten
 from peer.core.secure_sum import members_min
 from peer.documents.commands import LedgerVerified
 from peer.site.config.schema import FederationConfig, SiteConfig
@@ -126,6 +127,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
         is_open=any(transfer.outcome in (OPEN, UNKNOWN) for transfer in sent),
         opening=KIND_WORDS[OPENING] if any(transfer.kind == OPENING for transfer in sent) else None,
         leaks=leaks(sent),
+        guarantee=guarantee(report.federation, sent),
         months=_months(sent),
         proofs=_proofs(report),
         version=version,
@@ -138,6 +140,7 @@ def write_assessment(report: EgressReport, *, version: str) -> str:
         "policy_rules": PageTable(("what", "rule"), policy(report.federation, report.site, report.receivers)),
         "totals": _totals(report.totals),
         "leaks": leaks(report.sent),
+        "guarantee": guarantee(report.federation, report.sent),
     }
     return environment().get_template("dpia.md.j2").render(report=report, version=version, **content)
 
@@ -158,6 +161,11 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
         least = members_min(len(federation.roster), colluders)
         rule = f"masks hide each {plan.artifact}; the receivers learn the sum of {least} sites or more, with this one's"
         rules.append(("secure sums", f"{rule}, unless more than {colluders} of them conspire"))
+    if (noise := federation.noise) is not None:
+        spendable = min(noise.epsilon, site.privacy.epsilon_max or noise.epsilon)
+        rule = f"each person's gradient is clipped, and their sum has noise of {noise.sigma:.3g} times the clip"
+        bound = f"ε {spendable:g} (δ {power_of_ten(noise.delta)})"
+        rules.append(("noise", f"{rule}; nothing more leaves once {bound} is spent"))
     rules.append(("receivers", ", ".join(receivers) or "none"))
     limit = egress.bytes_per_round_max
     rules.append(("amount", "no bound" if limit is None else f"at most {size(limit)} a round, for all receivers"))
@@ -194,6 +202,28 @@ def _totals(totals: Sequence[SentTotal]) -> PageTable:
     ]
     columns = ("receiver", "what", "for", "transfers", "complete", "bytes", "last")
     return PageTable(columns, rows, numbers=["transfers", "complete", "bytes"])
+
+
+def guarantee(federation: FederationConfig, sent: Sequence[Transfer]) -> list[str]:
+    """Return sentences on what noise and masks guarantee to a person, and what contradicts it."""
+    private = [(transfer, transfer.spent) for transfer in sent if transfer.spent is not None]
+    if private:
+        sentences = [explain_guarantee(private[-1][1])]
+    elif federation.noise is not None:
+        sentences = ["Person-level privacy: nothing is spent, since nothing that was trained has left."]
+    else:
+        nothing = "what leaves has no noise, so nothing bounds what an attack could tell of a person"
+        sentences = [f"Person-level privacy: none, since {nothing}."]
+    for transfer, spent in private:
+        if transfer.leak is not None and (words := describe_contradiction(transfer.leak, spent)):
+            artifact = f"the {transfer.kind} of round {transfer.round}"
+            sentences.append(f"Of {artifact}, {words}. Send nothing before that is clear.")
+    if federation.aggregate.secure:
+        colluders = federation.aggregate.colluders_max
+        least = members_min(len(federation.roster), colluders)
+        masked = f"only sums of at least {least} sites, unless more than {colluders} of the others conspired"
+        sentences.append(f"Nobody saw this site's updates: {masked}.")
+    return list(dict.fromkeys(sentences))
 
 
 def leaks(sent: Sequence[Transfer]) -> PageTable:

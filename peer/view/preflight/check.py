@@ -21,6 +21,7 @@ from peer.site.records.kept_configuration import find_change
 from peer.train.inference import model_state
 from peer.view.preflight import local
 from peer.view.preflight.finding import Finding
+from peer.view.preflight.guarantees import check_guarantees
 from peer.view.preflight.membership import check_membership
 from peer.view.preflight.peers import ReachabilityCheck
 from peer.view.preflight.receivers import check_receivers
@@ -88,6 +89,7 @@ def check(
     unaccepted = local.find_unaccepted(folder, federation, site)
     visitor_bytes = local.largest_received(folder) if site.egress.bytes_per_round_max is not None else None
     yield local.check_policy(federation, site, trial.artifact_bytes, unaccepted, visitor_bytes=visitor_bytes)
+    yield from check_guarantees(federation, site)
     yield from local.check_disk(folder, federation, trial.artifact_bytes)
     yield from check_receivers(federation, site, own.name)
     yield from local.check_distillation(folder)

@@ -10,6 +10,7 @@ from fakes.cli import drawn
 from peer.cli import rendering
 from peer.core.leak import Leak, leak_facts
 from peer.core.limits import ISSUED_MAX
+from peer.core.privacy import Spending, mu_of, spending_facts
 
 STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
@@ -122,6 +123,17 @@ def test_a_status_tells_what_the_newest_artifact_leaks() -> None:
     sentence = "Newest model, tried here with this artifact: AUC 0.54, interval 0.47 to 0.61, 150 + 100 people; within"
     assert sentence in " ".join(status(leak=leak).split())
     assert "tried here" not in status(leak=None)
+
+
+def test_a_status_tells_what_was_spent_and_what_contradicts_it() -> None:
+    spent = spending_facts(Spending(mu_of(1.7, 1e-4), 1e-4, epsilon_max=3.0))
+    line = "Privacy: ε 1.70 of 3.00 (δ 1e-4); no attack on a person beyond AUC 0.64."
+    for auc, contradicted in ((0.54, False), (0.95, True)):
+        leak = {"kind": "model", "owner": "asia", **leak_facts(Leak("loss", auc, 150, 100, 20, auc, auc))}
+        shown = " ".join(status(leak=leak, spent=spent).split())
+        assert line in shown
+        assert ("Of the newest model, an attack here reached AUC 0.95" in shown) is contradicted
+    assert "Privacy" not in status(spent=None)
 
 
 def test_a_status_tells_the_best_round_beside_the_newest() -> None:

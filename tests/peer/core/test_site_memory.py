@@ -15,9 +15,18 @@ from peer.core.leak import Leak, leak_facts
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
 from peer.core.phases import Phase
+from peer.core.privacy import Spending, spending_facts
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import ArrivedRow
-from peer.core.site_memory import REMEMBERED, Memory, later_generation, newest_leak, recover, used_sources
+from peer.core.site_memory import (
+    REMEMBERED,
+    Memory,
+    later_generation,
+    newest_leak,
+    newest_spending,
+    recover,
+    used_sources,
+)
 from peer.core.worker_protocol import to_json
 from peer.documents.records import RoundRecord
 from peer.site.records.history import committed_rounds
@@ -378,6 +387,16 @@ def test_the_leak_of_the_artifact_that_was_published_last_is_remembered() -> Non
     unmeasured = rows.PublishedRow(3, artifact=dataclasses.replace(artifact, leak=None)).body()
     assert "leak" not in unmeasured["artifact"]
     assert newest_leak(recover([("published", 3, unmeasured)])) is None
+
+
+def test_what_was_spent_with_the_artifact_that_was_published_last_is_remembered() -> None:
+    spent = Spending(0.5, 1e-4, epsilon_max=3.0)
+    artifact = Artifact("model", SiteName("europe"), Sha256("ab" * 32), 8, 4, {"name": "resnet10"}, spent=spent)
+    memory = recover([("published", 2, json.loads(json.dumps(rows.PublishedRow(2, artifact=artifact).body())))])
+    assert newest_spending(memory) == spending_facts(spent)
+    bare = rows.PublishedRow(3, artifact=dataclasses.replace(artifact, spent=None)).body()
+    assert "spent" not in bare["artifact"]
+    assert newest_spending(recover([("published", 3, bare)])) is None
 
 
 def test_without_validation_data_no_round_is_best(solo: Any) -> None:

@@ -12,6 +12,7 @@ from peer.core import events
 from peer.core.leak import Leak, leak_facts
 from peer.core.limits import COPIES_PER_ARTIFACT_MAX, STEPS_MAX, TRANSFERS_PER_ARTIFACT_MAX
 from peer.core.messages import SignedManifest, Unavailable
+from peer.core.privacy import Spending, mu_of, spending_facts
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX
@@ -150,6 +151,46 @@ async def test_an_artifact_that_leaks_too_much_stays_here(
     assert site.ledger.transfers() == []
 
 
+SPENDING = Spending(mu_of(3.0, 1e-4), 1e-4, epsilon_max=3.0)  # no attack exceeds an AUC of 0.72
+CONTRADICTION = replace(WITHIN, auc=0.95)
+
+
+@pytest.mark.parametrize(
+    ("spent", "leak", "reason"),
+    [
+        (SPENDING, None, None),
+        (SPENDING, replace(WITHIN, auc=0.8), None),
+        (SPENDING, replace(CONTRADICTION, members=10, others=10, detected=1), None),
+        (SPENDING, CONTRADICTION, "an attack here contradicts the guarantee of its noise"),
+        (None, CONTRADICTION, None),
+        (replace(SPENDING, exceeded=True), WITHIN, "what this site's people may lose is spent"),
+    ],
+)
+async def test_what_is_spent_or_contradicts_its_noise_stays_here(
+    site: SiteUnderTest,
+    caplog: pytest.LogCaptureFixture,
+    spent: Spending | None,
+    leak: Leak | None,
+    reason: str | None,
+) -> None:
+    """Ten and ten people cannot contradict anything; 0.8 of 150 and 100 people may be chance."""
+    artifact = site.publish(1, leak=leak, spent=spent)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.message for record in errors] == (
+        ["the artifact stays here: an attack contradicts its noise"] if leak is CONTRADICTION and spent else []
+    )
+    if reason is None:
+        site.open(1, artifact)
+        (sent,) = site.ledger.transfers()
+        assert sent.get("spent") == (None if spent is None else spending_facts(spent))
+        return
+    with pytest.raises(Refusal):
+        site.open(1, artifact)
+    denied = f"europe's policy keeps this model: {reason}"
+    assert site.denied() == [{"caller": site.receiver(1), "call": "model for round 1", "reason": denied}]
+    assert site.ledger.transfers() == []
+
+
 async def test_an_untrained_artifact_leaves_unmeasured(tmp_path: Path) -> None:
     site = SiteUnderTest(tmp_path, LEAK_MAX + 'leak_unknown = "refuse"')
     site.publish(1, steps=0)
@@ -157,10 +198,11 @@ async def test_an_untrained_artifact_leaves_unmeasured(tmp_path: Path) -> None:
 
 
 async def test_no_manifest_has_the_figures(site: SiteUnderTest) -> None:
-    site.publish(1, leak=WITHIN)
+    site.publish(1, leak=WITHIN, spent=SPENDING)
     signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
     assert isinstance(signed, SignedManifest)
-    assert site.described(signed)[1].leak is None
+    described = site.described(signed)[1]
+    assert (described.leak, described.spent) == (None, None)
 
 
 async def test_a_denial_costs_one_row_a_minute(site: SiteUnderTest) -> None:

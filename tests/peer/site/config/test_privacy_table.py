@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 from fakes.drafts import draft
 from peer.core.privacy import mu_of
 from peer.core.roster import Sha256
-from peer.errors import ConfigError, StateError
+from peer.errors import ConfigError
 from peer.site.config.privacy_table import site_noise_problems
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_tables import EgressConfig, TrainingConfig
-from peer.site.identity.noise_key import generation_noise_key, read_noise_key
 from peer.site.membership.amendment import NEVER, SETTINGS
 
 NOISE = {"mechanism": "noise", "epsilon": 3, "people": 150}
@@ -67,7 +65,7 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
         ({"global_test": True}, "global_test: figures of each site's people would leave without noise"),
     ],
 )  # fmt: skip
-def test_a_guarantee_that_would_not_hold_is_refused(keys: dict[str, Any], message: str) -> None:
+def test_what_would_leave_without_noise_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
         federation(**keys)
 
@@ -88,7 +86,7 @@ def test_noise_needs_its_numbers(key: str) -> None:
         ({}, {"processes": 2, "batch_size": 8}, "training.processes"),
     ],
 )
-def test_a_site_with_a_key_that_breaks_the_guarantee_takes_no_part(
+def test_a_site_s_keys_that_would_break_the_guarantee_are_refused(
     egress: dict[str, Any], training: dict[str, Any], key: str
 ) -> None:
     problems = list(site_noise_problems(EgressConfig(**egress), TrainingConfig(**training)))
@@ -99,15 +97,3 @@ def test_a_site_with_a_key_that_breaks_the_guarantee_takes_no_part(
 def test_no_amendment_changes_the_noise() -> None:
     assert "privacy" in NEVER
     assert "privacy" not in SETTINGS
-
-
-def test_the_secret_of_the_noise_is_drawn_once_and_a_damaged_one_is_no_secret(tmp_path: Path) -> None:
-    secret = read_noise_key(tmp_path)
-    assert len(secret) == 32
-    assert read_noise_key(tmp_path) == secret
-    assert (tmp_path / "noise.key").stat().st_mode & 0o777 == 0o600
-    keys = {generation_noise_key(secret, DIGEST, 1), generation_noise_key(secret, DIGEST, 2)}
-    assert len(keys | {generation_noise_key(secret, Sha256("cd" * 32), 1)}) == 3
-    (tmp_path / "noise.key").write_text("ab")
-    with pytest.raises(StateError, match=r"noise.key is damaged"):
-        read_noise_key(tmp_path)

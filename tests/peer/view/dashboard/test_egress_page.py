@@ -1,6 +1,7 @@
 """The data protection officer's page says what policy and ledger say."""
 
 import contextlib
+import dataclasses
 import datetime
 import html
 import re
@@ -12,14 +13,17 @@ from fakes.sites import TRANSFER
 from peer.audit import evidence_files, verification
 from peer.core.leak import Leak, leak_facts
 from peer.core.plan import KINDS
+from peer.core.privacy import Spending, mu_of, spending_facts
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.aggregate_table import AggregateConfig
-from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.privacy_table import NoiseConfig
+from peer.site.config.schema import FederationConfig, SiteConfig, StageConfig
 from peer.site.records.ledger import OPENING, Ledger
 from peer.view.dashboard.egress_page import (
     KIND_WORDS,
     MEMBERSHIP,
     find_receivers,
+    guarantee,
     policy,
     read_report,
     write_assessment,
@@ -70,6 +74,7 @@ def test_secure_sums_are_said_in_words(enrolled: LocalFederation) -> None:
     secure = federation.model_copy(update={"aggregate": AggregateConfig(secure=True)})
     said = dict(policy(secure, site, ["europe"]))["secure sums"]
     assert said.startswith("masks hide each model; the receivers learn the sum of 3 sites or more")
+    assert "Nobody saw this site's updates: only sums of at least 3 sites" in guarantee(secure, [])[-1]
 
 
 def test_the_draft_of_an_assessment_has_the_figures_of_the_page_and_blanks(enrolled: LocalFederation) -> None:
@@ -121,6 +126,39 @@ def test_the_newest_measured_leak_of_each_kind_is_on_the_page(enrolled: LocalFed
     assert "within the bound of 0.65" in page
     assert "0.70" not in page
     assert rules(enrolled, "[egress]\nleak_auc_max = 0.65\n")["measured leak"].endswith("cannot tell, it leaves")
+
+
+def private(enrolled: LocalFederation) -> FederationConfig:
+    """A federation of the method fedavg with noise."""
+    federation = FederationConfig.load(enrolled.folder("asia").federation_toml)
+    noise = NoiseConfig(mechanism="noise", epsilon=3.0, people=150)
+    method = federation.method.model_copy(update={"name": "fedavg"})
+    stages = {"train": StageConfig(unit="epoch", count=4, learning_rate=0.1)}
+    return federation.model_copy(update={"privacy": noise, "method": method, "stages": stages, "rounds": 10})
+
+
+def test_the_guarantee_of_noise_is_said_in_words(enrolled: LocalFederation) -> None:
+    folder, federation = enrolled.folder("asia"), private(enrolled)
+    none = "Person-level privacy: none, since what leaves has no noise"
+    assert none in html.unescape(written(enrolled))
+    assert "nothing is spent, since nothing that was trained has left" in guarantee(federation, [])[0]
+    assert "noise" not in rules(enrolled)
+    said = dict(policy(federation, SiteConfig.load(folder.site_toml), ["europe"]))["noise"]
+    assert said.endswith("noise of 7.74 times the clip; nothing more leaves once ε 3 (δ 1e-4) is spent")
+    spent, leak = spending_facts(Spending(mu_of(1.7, 1e-4), 1e-4, 3.0)), Leak("loss", 0.95, 150, 100, 99, 0.95, 0.95)
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        for measured in ({}, {"leak": leak_facts(leak)}):
+            ledger.settle(ledger.intend(**TRANSFER, bytes=8, spent=spent, **measured), bytes=8, outcome="complete")
+    report = dataclasses.replace(read_report(folder, [], time_s=1_795_000_000.0), federation=federation)
+    page = " ".join(html.unescape(write_report(report, version="1.2.3")).split())
+    draft = write_assessment(report, version="1.2.3")
+    for text in (page, draft):
+        assert "ε 1.70 of 3.00 (δ 1e-4) against everybody outside this site" in text
+        assert "right in at most 60 of 100 cases (AUC 0.64)." in text
+        assert "an attack here reached AUC 0.95, which contradicts the guarantee" in text
+        assert none not in text
+        assert "nothing here adds noise" not in text
+        assert "no noise is added" not in text
 
 
 def test_an_opening_is_said_in_words_where_one_left(enrolled: LocalFederation) -> None:
