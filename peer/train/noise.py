@@ -79,7 +79,7 @@ class PrivateSum:
     def __init__(self, noise: Noise, parameters: Sequence[nn.Parameter]) -> None:
         self._noise, self._parameters = noise, parameters
         self._sums = [torch.zeros(each.shape, dtype=torch.int64, device=each.device) for each in parameters]
-        self.people = self.clipped = self.unusable = 0
+        self.people = self.clipped = 0
 
     def add(self) -> None:
         """Add the gradient of one person, which the parameters have, and take it from them.
@@ -90,7 +90,6 @@ class PrivateSum:
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients if each is not None))
         self.people += 1
         self.clipped += norm > self._noise.clip
-        self.unusable += not math.isfinite(norm)
         factor = UNITS / max(norm, self._noise.clip)
         for total, parameter, gradient in zip(self._sums, self._parameters, gradients, strict=True):
             if gradient is not None and math.isfinite(norm):
@@ -100,8 +99,8 @@ class PrivateSum:
     def release(self, key: bytes, *purpose: object) -> None:
         """Set the parameters' gradients to the noised sum over the public number of people.
 
-        The noise is a function of the key, the purpose and the sum itself: a repeated step has the same noise, and
-        no difference of two releases is without any.
+        The noise is a function of the key, the purpose, the noise's scale and the sum itself: a repeated step has the
+        same noise, and no difference of two releases is without any.
         """
         shapes = [tuple(total.shape) for total in self._sums]
         digest = hashlib.sha256(repr((purpose, self._noise, shapes)).encode())  # another scale is another release

@@ -24,6 +24,7 @@ from peer.methods.registry import PLANS
 from peer.site.identity.noise_key import generation_noise_key, read_noise_key
 from peer.site.records.history import committed_rounds
 from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 from peer.train.data.datalist import inspect_datalist
 from peer.train.public_set import digest_images
 
@@ -128,15 +129,29 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
     return make
 
 
+def copy_of(loopback: LocalFederation, home: Path) -> LocalFederation:
+    """Copy an enrolled federation into another folder."""
+    shutil.copytree(loopback.home, home)
+    return type(loopback)(home, loopback.federation)
+
+
+def transfers(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
+    """Return the transfers in a site's ledger, which must be whole."""
+    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
+    try:
+        assert ledger.verify() == []
+        return list(ledger.transfers())
+    finally:
+        ledger.close()
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederation]]:
     """The same enrolled federation in another folder; its daemons are stopped at the end."""
     copies: list[LocalFederation] = []
 
     def copy(loopback: LocalFederation) -> LocalFederation:
-        home = tmp_path / f"sites-{len(copies)}"
-        shutil.copytree(loopback.home, home)
-        copies.append(type(loopback)(home, loopback.federation))
+        copies.append(copy_of(loopback, tmp_path / f"sites-{len(copies)}"))
         return copies[-1]
 
     yield copy
@@ -261,6 +276,8 @@ def tools() -> Any:
         finish_well = staticmethod(finish_well)
         rows = staticmethod(rows)
         records = staticmethod(records)
+        copy_of = staticmethod(copy_of)
+        transfers = staticmethod(transfers)
         sites = SITES
 
     return Tools

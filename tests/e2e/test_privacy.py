@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from peer.core.privacy import epsilon_of
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.identity.noise_key import read_noise_key
-from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -48,26 +46,19 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
 @pytest.fixture(scope="module")
 def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     """The same federation after an undisturbed run."""
-    home = tmp_path_factory.mktemp("calm") / "sites"
-    shutil.copytree(enrolled.home, home)
-    with type(enrolled)(home, enrolled.federation) as loopback:
+    with tools.copy_of(enrolled, tmp_path_factory.mktemp("calm") / "sites") as loopback:
         tools.start(loopback, SITES)
         tools.finish_well(loopback)
     return loopback
 
 
-def sent(loopback: LocalFederation, name: str) -> list[Any]:
-    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
-    try:
-        assert ledger.verify() == []
-        return [each for each in ledger.transfers() if each["kind"] == "model" and "spent" in each]
-    finally:
-        ledger.close()
+def sent(tools: Any, loopback: LocalFederation, name: str) -> list[Any]:
+    return [each for each in tools.transfers(loopback, name) if each["kind"] == "model" and "spent" in each]
 
 
-def spent(loopback: LocalFederation, name: str) -> list[float]:
+def spent(tools: Any, loopback: LocalFederation, name: str) -> list[float]:
     """Return what the ledger says is spent in each round, once for each receiver."""
-    return [each["spent"]["epsilon"] for each in sent(loopback, name)]
+    return [each["spent"]["epsilon"] for each in sent(tools, loopback, name)]
 
 
 def entries(loopback: LocalFederation) -> list[dict[str, Any]]:
@@ -75,9 +66,9 @@ def entries(loopback: LocalFederation) -> list[dict[str, Any]]:
     return list(account["entries"].values())
 
 
-def test_the_last_round_spends_what_the_federation_permits(calm: LocalFederation) -> None:
+def test_the_last_round_spends_what_the_federation_permits(calm: LocalFederation, tools: Any) -> None:
     for name in SITES:
-        epsilons = spent(calm, name)
+        epsilons = spent(tools, calm, name)
         assert len(epsilons) == ROUNDS * 2
         assert epsilons == sorted(epsilons)
         assert epsilons[-1] == pytest.approx(EPSILON, abs=1e-3)
@@ -116,7 +107,7 @@ def test_kill_9_in_training_spends_nothing_twice_and_changes_no_bit(
     for name in SITES:
         bits = [record["aggregate_sha256"] for record in tools.records(calm, name)]
         assert [record["aggregate_sha256"] for record in tools.records(wild, name)] == bits
-        assert spent(wild, name)[-1] == spent(calm, name)[-1]
+        assert spent(tools, wild, name)[-1] == spent(tools, calm, name)[-1]
     assert len(entries(wild)) == ROUNDS * len(SITES)
 
 
@@ -129,9 +120,9 @@ def test_a_site_that_has_spent_what_it_may_receives_and_sends_nothing(
     path.write_text(path.read_text() + "epsilon_max = 6\n")
     tools.start(thrifty, SITES)
     tools.finish_well(thrifty)
-    rounds = sorted({each["round"] for each in sent(thrifty, THRIFTY)})
+    rounds = sorted({each["round"] for each in sent(tools, thrifty, THRIFTY)})
     assert rounds == [1, 2]
-    assert max(spent(thrifty, THRIFTY)) < 6 < max(spent(thrifty, "asia"))
+    assert max(spent(tools, thrifty, THRIFTY)) < 6 < max(spent(tools, thrifty, "asia"))
     for name in SITES:
         contributors = [record["contributors"] for record in tools.records(thrifty, name)]
         others = [each for each in SITES if each != THRIFTY]

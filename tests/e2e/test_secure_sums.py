@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from peer.core.sum_messages import commitment
 from peer.lab.demo.local_federation import LocalFederation
-from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -36,9 +34,7 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
 @pytest.fixture(scope="module")
 def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     """The same federation after an undisturbed run."""
-    home = tmp_path_factory.mktemp("calm") / "sites"
-    shutil.copytree(enrolled.home, home)
-    with type(enrolled)(home, enrolled.federation) as loopback:
+    with tools.copy_of(enrolled, tmp_path_factory.mktemp("calm") / "sites") as loopback:
         tools.start(loopback, SITES)
         tools.finish_well(loopback)
     return loopback
@@ -46,15 +42,6 @@ def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPat
 
 def of_kind(tools: Any, loopback: LocalFederation, name: str, kind: str) -> list[tuple[int, Any]]:
     return [(round, body) for each, round, body in tools.rows(loopback, name) if each == kind]
-
-
-def transfers(loopback: LocalFederation, name: str) -> list[Any]:
-    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
-    try:
-        assert ledger.verify() == []
-        return list(ledger.transfers())
-    finally:
-        ledger.close()
 
 
 def test_all_sites_have_one_mean_of_all_in_each_round(calm: LocalFederation, tools: Any) -> None:
@@ -76,7 +63,7 @@ def test_the_simulator_computes_the_same_bits(calm: LocalFederation, assert_simu
 def test_what_left_is_masked_and_each_opening_is_in_the_ledger(calm: LocalFederation, tools: Any) -> None:
     for name in SITES:
         trained = {body["artifact"]["sha256"] for _, body in of_kind(tools, calm, name, "trained") if body["artifact"]}
-        sent = transfers(calm, name)
+        sent = tools.transfers(calm, name)
         models = [each for each in sent if each["kind"] == "model"]
         assert len(models) == ROUNDS * 3
         assert all(each["masked"] and each["sha256"] not in trained for each in models)

@@ -76,7 +76,9 @@ def mechanism_problem(
     if table.people is not None and table.delta * table.people > DELTA_SHARE_MAX:
         return "privacy.delta", f"{table.delta:g} is above a tenth of 1 / people = 1 / {table.people}; lower it"
     noise = table.noise(plan, counts, rounds)
-    if noise is not None and not 0 < noise.sigma <= SIGMA_MAX:
+    if noise is not None and not noise.steps:
+        return "rounds", f"{method} sends nothing in its last round, which is the only one; raise it"
+    if noise is not None and noise.sigma > SIGMA_MAX:
         return (
             "privacy.epsilon",
             f"{table.epsilon:g} over {noise.steps} steps takes noise of {noise.sigma:.3g} clip; raise it",

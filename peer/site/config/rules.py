@@ -67,12 +67,7 @@ def make_rules(
 
 
 def worker_setting(
-    federation: FederationConfig,
-    site: SiteConfig,
-    name: SiteName,
-    *,
-    home: Path,
-    folder: Path,
+    federation: FederationConfig, site: SiteConfig, name: SiteName, *, home: Path, folder: Path
 ) -> WorkerSetting:
     """Build the setting of a site's worker.
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from fakes.core_site import make_artifact
 from fakes.core_world import Simulation
+from peer.core.artifacts import Artifact
 from peer.core.epochs import PaceRules
+from peer.core.privacy import Spending
 from peer.core.roster import SiteName
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -175,3 +178,23 @@ def test_a_second_program_reads_the_rows_of_a_sum() -> None:
     ]
     run.run(until=run.finished)
     assert dataclasses.asdict(run.files)["opened"][1] == frozenset(FOUR)
+
+
+def test_a_site_whose_people_have_lost_what_they_may_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def spent(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:
+        artifact = make_artifact(owner, text, steps=steps, kind=kind)
+        if owner != "asia" or not steps:
+            return artifact
+        trained.append(text)
+        return dataclasses.replace(artifact, spent=Spending(1.0, 1e-4, 3.0, exceeded=text != trained[0]))
+
+    monkeypatch.setattr("fakes.core_site.make_artifact", spent)
+    run = run_sums(FIVE)
+    run.run(until=run.finished)
+    others = [name for name in FIVE if name != "asia"]
+    assert contributors(run, "europe") == [list(FIVE), others, others]
+    assert steps(run, "asia", 1)[-1] == "completed"
+    assert not {"keyed", "masked"} & {*steps(run, "asia", 2), *steps(run, "asia", 3)}
+    assert not refusals(run)

@@ -193,7 +193,7 @@ def test_a_short_gradient_is_not_stretched_and_one_that_is_no_number_counts_as_z
         assert parameter.grad is None
     units = mechanism.UNITS / CLIP
     assert private._sums[0].tolist() == [0.25 * units, 0.5 * units, 0, 0]
-    assert (private.people, private.clipped, private.unusable) == (4, 2, 2)
+    assert (private.people, private.clipped) == (4, 2)
 
 
 def test_nobody_changes_what_another_contributes() -> None:

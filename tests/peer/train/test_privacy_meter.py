@@ -46,6 +46,12 @@ def train(setting: WorkerSetting, *, stage: str = "train", rounds: int = 1) -> e
     return event
 
 
+def forget(setting: WorkerSetting) -> None:
+    """Empty the generation's folder, as a backup from before the first round would leave it."""
+    shutil.rmtree(setting.home)
+    Path(setting.home, "artifacts").mkdir(parents=True)
+
+
 def entries(setting: WorkerSetting) -> list[dict[str, Any]]:
     account = json.loads((Path(setting.budget_folder) / "budget.json").read_bytes())
     return list(account["entries"].values())
@@ -55,8 +61,7 @@ def test_a_repeated_stage_has_the_same_bits_and_is_charged_once(make_setting: Ma
     """A crash, or a backup from before the round, repeats the stage; its noise is no second draw."""
     setting = private(make_setting)
     first = train(setting)
-    shutil.rmtree(setting.home)
-    Path(setting.home, "artifacts").mkdir(parents=True)
+    forget(setting)
     again = train(setting)
     assert first.artifact is not None
     assert again.artifact is not None
@@ -73,12 +78,10 @@ def test_other_people_and_another_secret_are_charged_anew(make_setting: MakeSett
     (signals / "datalist.json").write_text((signals / "datalist.json").read_text().replace("training-3", "training-x"))
     images = sorted(signals.glob("training*.npz"))
     shutil.copy(images[0], images[1])
-    shutil.rmtree(setting.home)
-    Path(setting.home, "artifacts").mkdir(parents=True)
+    forget(setting)
     changed = train(setting)
     lost = dataclasses.replace(setting, noise_key=(b"j" * 32).hex())
-    shutil.rmtree(setting.home)
-    Path(setting.home, "artifacts").mkdir(parents=True)
+    forget(setting)
     drawn = train(lost)
     artifacts = [event.artifact for event in (first, changed, drawn)]
     assert len({each.sha256 for each in artifacts if each is not None}) == 3
@@ -97,8 +100,7 @@ def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> No
     states = []
     for key in (b"k" * 32, b"j" * 32):
         setting = private(make_setting, "ditto", key=key)
-        shutil.rmtree(setting.home)
-        Path(setting.home, "artifacts").mkdir(parents=True)
+        forget(setting)
         trainer = Trainer(setting)
         event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
         trainer.perform(commands.Train(1, 1, 1, stage="train", base=event.state, sources=()))
@@ -149,8 +151,7 @@ def test_people_of_one_machine_are_known_under_another_sites_name(make_setting: 
     train(setting)
     renamed = dataclasses.replace(setting, federation_digest="cd" * 32, site_name="beta")
     renamed.federation["site"][0]["name"] = "beta"
-    shutil.rmtree(setting.home)
-    Path(setting.home, "artifacts").mkdir(parents=True)
+    forget(setting)
     again = train(renamed)
     assert again.artifact is not None
     assert again.artifact.spent is not None
@@ -160,6 +161,13 @@ def test_people_of_one_machine_are_known_under_another_sites_name(make_setting: 
     assert alone.artifact is not None
     assert alone.artifact.spent is not None
     assert alone.artifact.spent.mu == pytest.approx(2.3196883681 / 3**0.5)
+
+
+def test_an_account_that_was_lost_begins_at_what_the_ledger_knows(make_setting: MakeSetting) -> None:
+    trained = train(dataclasses.replace(private(make_setting), spent_mu=1.5))
+    assert trained.artifact is not None
+    assert trained.artifact.spent is not None
+    assert trained.artifact.spent.mu == pytest.approx((1.5**2 + 2.3196883681**2 / 3) ** 0.5)
 
 
 def test_one_extreme_person_neither_stops_a_site_nor_shows(make_setting: MakeSetting, signals: Path) -> None:

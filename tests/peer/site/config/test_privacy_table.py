@@ -61,6 +61,7 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
             "privacy.mechanism: fedvisit has losses of one person that depend",
         ),
         ({"method": "dfml"}, "privacy.mechanism: dfml has losses of one person that depend .* absent_classes"),
+        ({"method": "fedavg_ft", "rounds": 1}, "rounds: fedavg_ft sends nothing in its last round"),
         ({"weighting": "samples"}, "weighting: the number of samples would leave without noise"),
         ({"global_test": True}, "global_test: figures of each site's people would leave without noise"),
     ],

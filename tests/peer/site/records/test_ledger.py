@@ -429,3 +429,13 @@ def test_a_row_that_is_neither_intent_nor_outcome_is_named_as_damage(
     with pytest.raises(errors.StateError, match=r"egress\.db is damaged: row 2 is neither an intent nor an outcome"):
         read(ledger)
     ledger.close()
+
+
+def test_the_largest_mu_that_left_is_known(path: Path) -> None:
+    ledger = Ledger(path)
+    row: dict[str, Any] = {"peer": "asia", "kind": "model", "round": 1, "generation": 1, "bytes": 10}
+    ledger.intend(**row)
+    assert ledger.spent() == 0
+    for mu in (0.5, 0.75, 0.25):
+        ledger.intend(**row, spent={"mu": mu})
+    assert ledger.spent() == 0.75
