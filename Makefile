@@ -27,6 +27,7 @@ ci: $(VENV)/.test ## what a change must pass: lint, and all tests but the nightl
 	$(MAKE) --jobs 2 lint tests
 
 tests: $(VENV)/.collected
+	@sync # what the installation has written: else the first daemons wait for it at their first fsync
 	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
 
 nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos, or PARTS of it; results go into tests/nightly.txt

@@ -15,7 +15,7 @@ import click
 
 from peer.cli import output, rendering, shared_options
 from peer.errors import UsageError
-from peer.lab.demo.presets import DEFAULT_STUDY, STUDIES, defaults_of, problem
+from peer.lab.demo.presets import DEFAULT_STUDY, STUDIES, defaults_of, method_of, problem
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.methods.registry import PLANS
 from peer.site.config.toml import suggestion
@@ -126,7 +126,7 @@ def _parse_settings(settings: Iterable[str], methods: Iterable[str]) -> dict[str
 
     A value that is not JSON is a string, as in ``header=frozen``.
     """
-    known = {key for method in methods for key in PLANS[method].parameters}
+    known = {key for method in methods for key in PLANS[method_of(method)].parameters}
     listed, parameters = ", ".join(methods), {}
     for setting in settings:
         key, equals, text = setting.partition("=")

@@ -149,6 +149,8 @@ class Plan:
         couples: the parameters, each with the values, for which a loss of one person depends on the data of others:
             compared samples, the classes of the site, their number.
         unnoised: why no noise makes private what the method sends; empty if it does.
+        sensitivity: of a method that sends sums over people, the largest L2 norm by which one person changes them. The
+            stage that publishes them then adds the noise, once; 0 where steps add it to gradients.
     """
 
     implementation: str
@@ -181,6 +183,7 @@ class Plan:
     learning: Mapping[str, tuple[Learning, ...]] = field(default_factory=dict)
     couples: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     unnoised: str = ""
+    sensitivity: float = 0.0
 
     def __post_init__(self) -> None:
         """Freeze the tables; raise ``ValueError`` for a plan that contradicts itself."""
@@ -250,11 +253,13 @@ class Plan:
     @property
     def noised_stages(self) -> tuple[str, ...]:
         """The stages whose results may leave the site."""
+        if self.sensitivity and self.published is not None:
+            return (self.published,)
         return tuple(stage for stage in self.learning if stage in self.stages_of(self.phases))
 
     @property
     def _noised_learning(self) -> list[Learning]:
-        return [step for stage in self.noised_stages for step in self.learning[stage]]
+        return [step for stage in self.noised_stages for step in self.learning.get(stage, ())]
 
     @property
     def _changed(self) -> set[str]:
@@ -284,7 +289,9 @@ class Plan:
         return None
 
     def noised_steps(self, counts: Mapping[str, int], rounds: int) -> int:
-        """Return how many steps with noise a site takes in so many rounds, given each stage's ``count`` of steps."""
+        """Return how often a site adds noise in so many rounds, given each stage's ``count`` of steps."""
+        if self.sensitivity:
+            return rounds
         exchanging = rounds - 1 if self.last_round else rounds
         a_batch = {
             stage: sum(1 for step in self.learning[stage] if self.noised & set(step.trains))
@@ -296,7 +303,7 @@ class Plan:
         """Return why noise cannot make private what the method sends; ``None`` if it can."""
         if self.unnoised or self.artifact is None:
             return self.unnoised or "sends nothing"
-        if not self.learning or not self.travels:
+        if not self.sensitivity and not (self.learning and self.travels):
             return "does not declare what its stages learn from (`learning` and `travels` of its plan)"
         for name, values in self.couples.items():
             if (value := parameters.get(name, self.parameters[name].default)) in values:

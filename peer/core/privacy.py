@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from peer.core.leak import LeakFacts, contradicts
 
@@ -85,9 +85,12 @@ class Noise:
 
     Attributes:
         epsilon, delta: what all its steps together keep to.
-        clip: the largest L2 norm of a person's gradient, over all tensors of a step.
+        clip: the largest L2 norm of a person's gradient, over all tensors of a step, or of what sums have of a person.
         people: the number by which the sum over persons is divided: public, and the same at every site.
         steps: of all rounds.
+        sharers: how many honest sites at least add their noise to every sum that anybody sees. Each then adds a share
+            of it, and what one site sends must stay masked.
+        colluders: with more than one sharer, how many other sites may tell their noise to each other.
     """
 
     epsilon: float
@@ -95,6 +98,8 @@ class Noise:
     clip: float
     people: int
     steps: int
+    sharers: int = 1
+    colluders: int | None = None
 
     @property
     def mu(self) -> float:
@@ -104,6 +109,16 @@ class Noise:
     def sigma(self) -> float:
         """The standard deviation of a step's noise, in units of ``clip``."""
         return math.sqrt(self.steps) / self.mu
+
+    @property
+    def share(self) -> float:
+        """The standard deviation of what one site adds to a step, in units of ``clip``."""
+        return self.sigma / math.sqrt(self.sharers)
+
+    @property
+    def epsilon_alone(self) -> float:
+        """The epsilon against all other sites together, which know all noise but this site's own."""
+        return epsilon_of(self.mu * math.sqrt(self.sharers), self.delta)
 
     def mu_squared(self, steps: int) -> float:
         """Return what so many steps add to the square of mu."""
@@ -119,12 +134,14 @@ class Spending:
         delta: of the federation, for which ``epsilon`` holds.
         epsilon_max: what the site may spend.
         exceeded: whether the artifact would spend more, so that it stays here.
+        colluders: where sites share their noise, against how many of them together this holds; ``None``: against all.
     """
 
     mu: float
     delta: float
     epsilon_max: float
     exceeded: bool = False
+    colluders: int | None = None
 
     @property
     def epsilon(self) -> float:
@@ -140,6 +157,7 @@ class SpendingFacts(TypedDict):
     mu: Annotated[float, "the same as Gaussian differential privacy, from which epsilon follows"]
     auc_max: Annotated[float, "no attack tells who was trained on with a larger AUC"]
     exceeded: Annotated[bool, "whether the artifact would spend more, and stays here"]
+    colluders: Annotated[NotRequired[int], "only where sites share their noise: against how many of them together"]
 
 
 def spent_facts(spending: Spending | None) -> dict[str, SpendingFacts]:
@@ -150,7 +168,7 @@ def spent_facts(spending: Spending | None) -> dict[str, SpendingFacts]:
 def spending_facts(spending: Spending) -> SpendingFacts:
     """Return the figures of a spending, for the ledger and for documents."""
     epsilon = spending.epsilon
-    return {
+    facts: SpendingFacts = {
         "epsilon": None if math.isinf(epsilon) else round(epsilon, DIGITS),
         "delta": spending.delta,
         "epsilon_max": spending.epsilon_max,
@@ -158,6 +176,9 @@ def spending_facts(spending: Spending) -> SpendingFacts:
         "auc_max": round(auc_max(spending.mu), DIGITS),
         "exceeded": spending.exceeded,
     }
+    if spending.colluders is not None:
+        facts["colluders"] = spending.colluders
+    return facts
 
 
 def describe_guarantee(facts: SpendingFacts) -> str:
@@ -169,10 +190,13 @@ def describe_guarantee(facts: SpendingFacts) -> str:
 def explain_guarantee(facts: SpendingFacts) -> str:
     """Say the same to an officer, in whole sentences."""
     right, auc = percent_up(right_guesses_max(facts["mu"])), percent_up(facts["auc_max"])
+    colluders = facts.get("colluders")
+    against, whoever = "everybody outside this site", "anybody does"
+    if colluders is not None:
+        against, whoever = f"any {colluders} of the other sites together, which share the noise", "these do"
     return (
-        f"Person-level privacy: {_budget_words(facts)} against everybody outside this site. Whatever anybody does with "
-        f"what left, a yes-or-no guess about one patient is right in at most {right * 100:.0f} of 100 cases (AUC "
-        f"{auc:.2f})."
+        f"Person-level privacy: {_budget_words(facts)} against {against}. Whatever {whoever} with what left, a "
+        f"yes-or-no guess about one patient is right in at most {right * 100:.0f} of 100 cases (AUC {auc:.2f})."
     )
 
 

@@ -29,8 +29,9 @@ class Rules:
     ``global_test`` is the federation's setting that sites measure each other's models; ``evaluation_permitted``,
     ``evaluation_samples_min`` and ``received_ratio_max`` are this site's policy.
 
-    ``secure`` is whether sites add up under masks, of which so many ``colluders`` undo none, and ``sum_clip`` the bound
-    on a coordinate. ``weighted`` is whether samples weight a mean.
+    ``secure`` is whether sites add up under masks, of which so many ``colluders`` undo none; a sum then needs
+    ``sum_members_min`` contributors, and more where the protocol does. ``sum_clip`` is the bound on a coordinate,
+    and ``weighted`` whether samples weight a mean.
 
     The other fields are those of the genesis; ``chain`` has the amendments, or is ``None`` without any.
     """
@@ -57,6 +58,7 @@ class Rules:
     received_ratio_max: float = limits.RECEIVED_RATIO_MAX
     secure: bool = False
     colluders: int = 1
+    sum_members_min: int = 0
     sum_clip: float = 64.0
     weighted: bool = False
     without: frozenset[SiteName] = frozenset()

@@ -65,7 +65,12 @@ def machine_of(site: SiteState, round: int) -> SecureSum:
         if own is not None and own.spent is not None and own.spent.exceeded and not records:
             forgot = True  # what its people may lose is spent: it takes no part, as one that may have committed
         site.sums[round] = SecureSum.rebuild(
-            rules.site, rules.members(round), rules.colluders, records, restored=forgot
+            rules.site,
+            rules.members(round),
+            rules.colluders,
+            records,
+            restored=forgot,
+            contributors_min=rules.sum_members_min,
         )
     return site.sums[round]
 

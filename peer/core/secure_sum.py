@@ -75,6 +75,7 @@ class SecureSum:
         members: N members of the round, whether or not they take part: the bound on sets counts all of them.
         colluders: t, at least 0.
         restored: this site may have forgotten what it said in this sum. It then takes no part.
+        contributors_min: how many contributors the federation demands, where the protocol demands fewer.
 
     Attributes:
         keys: the first key of each member.
@@ -95,6 +96,7 @@ class SecureSum:
     members: Roster
     colluders: int
     restored: bool = False
+    contributors_min: int = 0
     own_key: bytes | None = None
     keys: dict[SiteName, bytes] = field(default_factory=dict)
     used: dict[SiteName, bytes] = field(default_factory=dict)
@@ -121,12 +123,13 @@ class SecureSum:
         records: Iterable[SumRecord],
         *,
         restored: bool = False,
+        contributors_min: int = 0,
     ) -> SecureSum:
         """Rebuild the state from its records, in their order.
 
         ``resume`` continues. Received keys, artifacts, sets and commits come again: from the disk, or from the members.
         """
-        machine = cls(site, members, colluders, restored)
+        machine = cls(site, members, colluders, restored, contributors_min)
         for record in records:
             machine._apply(record)
         return machine
@@ -381,7 +384,7 @@ class SecureSum:
         return tuple(sorted(self.used.keys() - (self.bound or {}).keys()))
 
     def _least(self) -> int:
-        return members_min(len(self.members), self.colluders)
+        return max(self.contributors_min, members_min(len(self.members), self.colluders))
 
     def _willing(self) -> list[SiteName]:
         """Return the other members that may take part: neither refused, nor did they show the empty set."""

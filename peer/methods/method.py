@@ -80,6 +80,22 @@ class Forward(Protocol):
         """Return the output of the network, or of its submodule ``part``, for these inputs."""
 
 
+class SumNoise(Protocol):
+    """The noise that a site of a private federation adds to sums over its people.
+
+    Attributes:
+        multiplier: its standard deviation, in units of the largest norm by which one person changes the sums.
+    """
+
+    multiplier: float
+
+    def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+        """Return for integer sums, int64, integers of normal distributions with these standard deviations.
+
+        The scales have the sums' shapes. Equal sums of one stage have equal noise.
+        """
+
+
 Losses = Callable[[Batch, Forward], Mapping[str, Term]]
 """The terms of a batch by name, in float32; the loop minimises their weighted sum."""
 
@@ -148,6 +164,7 @@ class BuildContext:
         columns: of the table that the sites have agreed on, if samples are its rows.
         target: what the federation predicts of a sample.
         class_names: of the classes, as far as the sites have agreed on them.
+        noised: whether what leaves has noise.
     """
 
     site: str
@@ -164,6 +181,7 @@ class BuildContext:
     columns: tuple[TableColumn, ...] = ()
     target: Target = CLASS
     class_names: tuple[str, ...] = ()
+    noised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +215,11 @@ class StageContext:
         samples: yields the training samples once, in order and as prepared, without augmentation, as images
             ``(1, c, *space)`` and targets on the CPU; none in a prediction.
         validation_samples: the same of the validation samples.
+        people: yields for each person of the training samples those of this person, like ``samples``.
         records: returns what the datalist says of every readable sample: training, validation and test.
         target: what the federation predicts of a sample.
         count_min: no count of fewer people may leave the site.
+        noise: of the sums that leave a private federation's site; ``None`` elsewhere.
     """
 
     site: str
@@ -213,9 +233,11 @@ class StageContext:
     supervision: Supervision = Supervision()
     samples: Callable[[], Samples] = tuple
     validation_samples: Callable[[], Samples] = tuple
+    people: Callable[[], Iterable[Samples]] = tuple
     records: Callable[[], Sequence[Record]] = tuple
     target: Target = CLASS
     count_min: int = 1
+    noise: SumNoise | None = None
 
     @property
     def dam(self) -> Network:

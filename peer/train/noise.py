@@ -54,17 +54,19 @@ class NormalStream:
     def __init__(self, key: bytes) -> None:
         self._encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
-    def draw(self, count: int, scale: float) -> NDArray[np.int64]:
-        """Return ``(count,)`` integers: the nearest to normal numbers of this standard deviation."""
+    def draw(self, count: int, scale: float | NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return ``(count,)`` integers: the nearest to normal numbers of one, or ``(count,)``, standard deviations."""
         drawn = np.empty(count + count % 2, np.int64)
+        scales = np.broadcast_to(np.append(scale, 0.0) if np.ndim(scale) and count % 2 else scale, len(drawn))
         for first in range(0, len(drawn), NORMALS_AT_ONCE):
             part = drawn[first : first + NORMALS_AT_ONCE]
             words = np.frombuffer(self._encryptor.update(bytes(part.nbytes)), "<u8").astype(np.float64)
             half = len(part) // 2
-            radius = np.sqrt(-2 * np.log((words[:half] + 1) * 2.0**-64)) * scale
+            radius = np.sqrt(-2 * np.log((words[:half] + 1) * 2.0**-64))
+            scaled = scales[first : first + len(part)]
             angle = 2 * np.pi * 2.0**-64 * words[half:]
-            part[:half] = np.rint(radius * np.cos(angle))
-            part[half:] = np.rint(radius * np.sin(angle))
+            part[:half] = np.rint(radius * scaled[:half] * np.cos(angle))
+            part[half:] = np.rint(radius * scaled[half:] * np.sin(angle))
         return drawn[:count]
 
 
@@ -106,13 +108,42 @@ class PrivateSum:
         digest = hashlib.sha256(repr((purpose, self._noise, shapes)).encode())  # another scale is another release
         for total in self._sums:
             digest.update(total.cpu().numpy().tobytes())
-        stream = NormalStream(HKDF(SHA256(), KEY_BYTES, salt=None, info=INFO + digest.digest()).derive(key))
+        stream = _stream(key, digest.digest())
         size = sum(total.numel() for total in self._sums)
         scale = self._noise.sigma * (UNITS + math.sqrt(size) / 2)
         unit = self._noise.clip / UNITS / self._noise.people
         for total, parameter in zip(self._sums, self._parameters, strict=True):
             drawn = torch.from_numpy(stream.draw(total.numel(), scale)).reshape(total.shape).to(total.device)
             parameter.grad = ((total + drawn).double() * unit).to(parameter.dtype)
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise of sums over people, of one stage: see :class:`peer.methods.method.SumNoise`.
+
+    Attributes:
+        noise: of the federation.
+        key: of the federation and generation, from which the noise is drawn.
+        purpose: the round and the stage.
+    """
+
+    noise: Noise
+    key: bytes = field(repr=False)
+    purpose: str
+
+    @property
+    def multiplier(self) -> float:
+        """The standard deviation of this site's noise, in units of the sensitivity."""
+        return self.noise.share
+
+    def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+        """Return the noise of integer sums, in integers of these standard deviations."""
+        digest = hashlib.sha256(repr((self.purpose, self.noise)).encode())
+        for each in (*sums, *scales):
+            digest.update(repr(tuple(each.shape)).encode() + each.cpu().contiguous().numpy().tobytes())
+        stream = _stream(self.key, digest.digest())
+        drawn = [stream.draw(scale.numel(), scale.double().flatten().cpu().numpy()) for scale in scales]
+        return [torch.from_numpy(each).reshape(total.shape) for each, total in zip(drawn, sums, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -176,14 +207,29 @@ def stage_noise(settings: TrainingSettings, command: Train, stage: Stage) -> Sta
             declared, and the valve trusts it.
     """
     plan = settings.plan
-    if settings.noise is None or command.stage not in plan.noised_stages:
+    if settings.noise is None or plan.sensitivity or command.stage not in plan.noised_stages:
         return None
-    if not settings.noise_key:
-        raise UnusableConfigurationError("the worker of a private federation has got no key for its noise")
     purpose = f"{command.round}/{command.stage}"
     if command.circulate is not None:  # a model of another site, on the labels alone
-        return StageNoise(settings.noise, frozenset({VISITOR}), settings.noise_key, purpose)
+        return StageNoise(settings.noise, frozenset({VISITOR}), _key(settings), purpose)
     for steps in stage.passes:
         if (problem := plan.training_problem(command.stage, (step.trains for step in steps))) is not None:
             raise UnusableConfigurationError(f"method {settings.method}: {problem}")
-    return StageNoise(settings.noise, plan.noised, settings.noise_key, purpose)
+    return StageNoise(settings.noise, plan.noised, _key(settings), purpose)
+
+
+def sum_noise(settings: TrainingSettings, command: Train) -> SumNoise | None:
+    """Return the noise of a method that sends sums over people, in a private federation."""
+    if settings.noise is None or not settings.plan.sensitivity:
+        return None
+    return SumNoise(settings.noise, _key(settings), f"{command.round}/{command.stage}")
+
+
+def _key(settings: TrainingSettings) -> bytes:
+    if not settings.noise_key:
+        raise UnusableConfigurationError("the worker of a private federation has got no key for its noise")
+    return settings.noise_key
+
+
+def _stream(key: bytes, digest: bytes) -> NormalStream:
+    return NormalStream(HKDF(SHA256(), KEY_BYTES, salt=None, info=INFO + digest).derive(key))

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from peer.cohorts import person_of
 from peer.core.plan import Work
 from peer.methods.method import Batch
 from peer.train.noise import StageNoise
@@ -42,10 +41,7 @@ class PersonBatches(Batches):
         """
         super().__init__(data, **options)
         self._check_halt = check_halt
-        people: dict[str, list[int]] = {}
-        for index, sample in enumerate(data.training.samples):
-            people.setdefault(person_of(sample.name, sample.subject), []).append(index)
-        self.people = people
+        self.people = data.training.people
 
     def steps(self, work: Work) -> int:
         """Return the number of steps of the work, which is the same at every site."""

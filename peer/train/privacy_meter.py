@@ -49,7 +49,7 @@ class PrivacyMeter:
                 "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
             )
 
-    def charge(self, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    def charge(self, stage: str, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
         """Record what a stage will spend, before its first step; return what its checkpoint's record must tell.
 
         Raises:
@@ -59,7 +59,10 @@ class PrivacyMeter:
         noise = self._settings.noise
         if noise is None:
             return {}
-        if loop.noise is None:
+        sends_sums = bool(self._settings.plan.sensitivity)
+        if sends_sums and stage not in self._settings.plan.noised_stages:
+            return {}
+        if loop.noise is None and not sends_sums:
             covered = self._settings.plan.noised
             return {BARE: True} if any(declared_name(name) in covered for name in loop.stage.trains) else {}
         if base.get(BARE):
@@ -69,7 +72,7 @@ class PrivacyMeter:
             )
         if self._budget is not None:
             settings, training = self._settings, self._data().training
-            spent = noise.mu_squared(loop.noised_steps)
+            spent = noise.mu_squared(1 if sends_sums else loop.noised_steps)
             made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
             entry = hashlib.sha256(repr((*made_of, torch.__version__, __version__)).encode()).hexdigest()
             bound = mu_of(settings.epsilon_max, noise.delta)
@@ -91,7 +94,7 @@ class PrivacyMeter:
             mu, is_within = self._budget.standing(self._member, self._people())
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
-        spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within)
+        spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within, colluders=noise.colluders)
 
         def labelled(artifact: Artifact) -> Artifact:
             return replace(artifact, spent=spending) if artifact.steps else artifact

@@ -95,6 +95,19 @@ class DataSplit:
         return {"classes_present": self.present, "supervision": Supervision(weights, training.label_smoothing)}
 
     @property
+    def people(self) -> dict[str, list[int]]:
+        """The positions of each person's samples, in the order of the datalist."""
+        people: dict[str, list[int]] = {}
+        for index, sample in enumerate(self.samples):
+            people.setdefault(person_of(sample.name, sample.subject), []).append(index)
+        return people
+
+    def by_person(self) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+        """Yield for each person the samples as images ``(1, c, *space)`` and targets."""
+        for indices in self.people.values():
+            yield (self.read([index]) for index in indices)
+
+    @property
     def digest(self) -> str:
         """Digest of sample names and targets, which two processes compare."""
         names = [sample.name for sample in self.samples]
@@ -154,6 +167,7 @@ class SiteData:
         """Return the fields of a stage's context that depend on the samples."""
         samples: dict[str, Any] = {"samples": partial(self.training.batches, 1)}
         samples["validation_samples"] = partial(self.validation.batches, 1)
+        samples["people"] = self.training.by_person
         return (
             self.training.context_fields(settings)
             | samples

@@ -146,6 +146,7 @@ class SiteNetworks:
             columns=settings.task.columns,
             target=settings.task.target,
             class_names=settings.task.class_names,
+            noised=settings.noise is not None,
         )
 
     @cached_property

@@ -42,7 +42,7 @@ from peer.train.errors import DivergenceError, UnusableArtifact, UnusableConfigu
 from peer.train.guest import evaluate_split
 from peer.train.leak_meter import LeakMeter
 from peer.train.loop import Diverged, Loop, resume_stage, run_stage
-from peer.train.noise import stage_noise
+from peer.train.noise import stage_noise, sum_noise
 from peer.train.optimiser import fitting_moments
 from peer.train.own_data_probe import OwnDataProbe, largest_change
 from peer.train.person_batches import open_batches
@@ -357,7 +357,7 @@ class Trainer:
         local = [network for network in stage.trains if network in self.site_networks.networks]
         self._load_moments(loop)
         order = (command.generation, command.round, command.attempt, command.stage)
-        bare = self._privacy_meter.charge(loop, resumed, self._checkpoints.existing_record(command.base))
+        bare = self._privacy_meter.charge(command.stage, loop, resumed, self._checkpoints.existing_record(command.base))
         try:
             duration_s = run_stage(
                 loop,
@@ -467,7 +467,8 @@ class Trainer:
             received = exchange.receive_all(command.sources) if exchange.stages_receive else {}
             if probe is not None and received and self.settings.plan.artifact != "prediction":
                 probe.check_received(command.sources, received, self.site_networks.dam)
-            context = self._stage_context(received, round=command.round, **self.data.context_fields(settings))
+            fields = self.data.context_fields(settings) | {"noise": sum_noise(settings, command)}
+            context = self._stage_context(received, round=command.round, **fields)
             return self.method.stages[command.stage](context)
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(

@@ -17,7 +17,7 @@ from peer.lab.demo.local_federation import LocalFederation
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 RUNS = int(os.environ.get("MHFL_KILL_RUNS", "3"))
-MEGABYTES = 100
+MEGABYTES = 32
 HANG_S = 300
 """Only what hangs takes so long: every core is busy, and others may be on the machine, too."""
 SITES = ("africa", "america", "asia", "europe")

@@ -90,6 +90,34 @@ def test_no_file_that_others_read_has_the_key(calm: LocalFederation) -> None:
         assert [path.name for path in files if key.encode() in path.read_bytes()] == ["noise.key"]
 
 
+def test_sums_have_shared_noise_under_masks(
+    found: Callable[..., LocalFederation], assert_simulated: Callable[..., None], tools: Any
+) -> None:
+    text = f'[privacy]\nmechanism = "noise"\nepsilon = {EPSILON}\ndelta = {DELTA}\n'
+    with found(
+        sites=SITES,
+        rounds=1,
+        method="pooled_head",
+        stages=f"{text}[aggregate]\nsecure = true\nmembers_min = {len(SITES)}\n",
+        shared="[shared_model]\n" + MODEL.format(table=""),
+        models=dict.fromkeys(SITES, MODEL.format(table="[model.parameters]\n")),
+    ) as loopback:
+        for name in SITES:
+            path = loopback.folder(name).site_toml
+            path.write_text(path.read_text() + f'\n[privacy]\npopulation = "{name}"\n')
+        tools.start(loopback, SITES)
+        tools.finish_well(loopback)
+    records = [tools.records(loopback, name)[0] for name in SITES]
+    assert [record["contributors"] for record in records] == [list(SITES)] * len(SITES)
+    assert len({record["aggregate_sha256"] for record in records}) == 1
+    for name in SITES:
+        sums = [each for each in tools.transfers(loopback, name) if each["kind"] == "sums" and "spent" in each]
+        assert {(each["spent"]["epsilon"], each["spent"]["colluders"], each["masked"]) for each in sums} == {
+            (EPSILON, 1, True)
+        }
+    assert_simulated(loopback)
+
+
 def test_kill_9_in_training_spends_nothing_twice_and_changes_no_bit(
     calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:

@@ -53,6 +53,16 @@ class StudyDefaults:
 
 
 DEFAULT_STUDY = "heart-disease"
+PRIVATE_HEAD = "pooled_head-epsilon-1"
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    PRIVATE_HEAD: {
+        "method": "pooled_head",
+        "secure": True,
+        "members_min": 4,
+        "privacy": {"mechanism": "noise", "epsilon": 1.0},
+    }
+}
+"""Rows that are no method with its defaults, by label."""
 ONE_ROUND = frozenset({"pooled_head"})
 """Methods that have nothing to add in a second round."""
 
@@ -73,12 +83,13 @@ def study_document(
         settings: parameters of the methods; each goes to all methods that have it.
     """
     rows = {
-        method: {
-            "models": [networks(method)],
-            **({"rounds": 1} if method in ONE_ROUND else {}),
-            **{key: value for key, value in (settings or {}).items() if key in PLANS[method].parameters},
+        label: {
+            "models": [networks(label)],
+            **({"rounds": 1} if method_of(label) in ONE_ROUND else {}),
+            **{key: value for key, value in (settings or {}).items() if key in PLANS[method_of(label)].parameters},
+            **ROWS.get(label, {}),
         }
-        for method in methods
+        for label in methods
     }
     document = dict(STUDIES[name])
     data = document["data"]
@@ -98,9 +109,14 @@ def study_document(
     }
 
 
-def networks(method: str) -> str:
-    """Return the name of the set of networks that a method trains."""
-    return ONE if PLANS[method].shared == "itself" else FAMILIES
+def method_of(label: str) -> str:
+    """Return the method of a row: most are called like it."""
+    return str(ROWS.get(label, {"method": label})["method"])
+
+
+def networks(label: str) -> str:
+    """Return the name of the set of networks that a row trains."""
+    return ONE if PLANS[method_of(label)].shared == "itself" else FAMILIES
 
 
 HOSPITALS = ("africa", "america", "asia", "europe")
@@ -295,7 +311,7 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
 """The studies' documents, which ``study`` completes."""
 
 DEFAULTS: Mapping[str, StudyDefaults] = {
-    "heart-disease": StudyDefaults(("fedvisit", "pooled_head"), PresetSize(rounds=8, steps=15), splits=5)
+    "heart-disease": StudyDefaults(("fedvisit", "pooled_head", PRIVATE_HEAD), PresetSize(rounds=8, steps=15), splits=5)
 }
 """Of the studies that have some of their own.
 
@@ -310,7 +326,7 @@ def defaults_of(study: str) -> StudyDefaults:
 
 def problem(study: str, method: str) -> str | None:
     """Return the reason why a method does not fit a study; None if it fits."""
-    plan, kind = PLANS[method], STUDIES[study]["task"]["kind"]
+    plan, kind = PLANS[method_of(method)], STUDIES[study]["task"]["kind"]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"
     if not plan.predicts:

@@ -424,7 +424,8 @@ class Experiment(StrictTable):
         if method.aggregate != "mean":
             document["aggregate"] = {"rule": method.aggregate}
         if method.secure:
-            document["aggregate"] = {**document.get("aggregate", {}), "secure": True}
+            least = {} if method.members_min is None else {"members_min": method.members_min}
+            document["aggregate"] = {**document.get("aggregate", {}), "secure": True, **least}
         if method.privacy.mechanism != "none":
             document["privacy"] = method.privacy.model_dump(exclude_none=True)
         if stages := self.stages(label):
@@ -469,7 +470,8 @@ class Experiment(StrictTable):
         return None if shared is None else shared.model_dump()
 
     def _tells_samples(self, label: str) -> bool:
-        return self.weighting == "samples" or self.plan(label).artifact == "sums"
+        bare_sums = self.plan(label).artifact == "sums" and self.methods[label].privacy.mechanism == "none"
+        return self.weighting == "samples" or bare_sums
 
     def site_text(
         self,

@@ -184,6 +184,8 @@ class MethodSettings(StrictTable):
     """The rule of its averages, as in federation.toml; those without weights ignore `weighting`."""
     secure: bool = False
     """Whether its sites add up under masks, so that none sees another's artifact: [aggregate] secure."""
+    members_min: Count | None = None
+    """With `secure`: [aggregate] members_min, which also lets sites share the noise of sums."""
     privacy: NoiseConfig = NoiseConfig()
     """The row's noise on what leaves, as in federation.toml; left out: none."""
     staleness: Literal[0, 1] = 0

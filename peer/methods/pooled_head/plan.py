@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from peer.core.plan import Parameter, Plan, Work
 
+SENSITIVITY = math.sqrt(2)
+"""The mean of a person's products z z^T and z y^T has norm 1 at most each, as the lengths of z and y are."""
 POOLED_HEAD = Plan(
     implementation="peer.methods.pooled_head.stages:POOLED_HEAD",
     pattern="all_to_all",
@@ -18,7 +22,8 @@ POOLED_HEAD = Plan(
         "ridge": Parameter(1.0, "lambda: the penalty on the head's squared weights", 1e-6, 1e9),
         "bound": Parameter(
             0.0,
-            "B: features with a constant 1 are divided by it, and shortened to norm 1; 0: the root of their number",
+            "B: features with a constant 1 are divided by it, and shortened to norm 1; 0: the root of their number, "
+            "or 1 with noise",
             0.0,
             1e6,
         ),
@@ -35,5 +40,5 @@ POOLED_HEAD = Plan(
     not_for=("segmentation", "super_resolution", "survival"),
     why_not={"survival": "sums of squares know no persons who were seen for a time alone"},
     source="ours; ridge regression (Hoerl and Kennard, 1970) on sums of sites",
-    unnoised="its sums get no noise",
+    sensitivity=SENSITIVITY,
 )

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peer.methods.method import SumNoise
+
 UNIT = 1 << 24
 """One, in the fixed-point numbers of the sums: finer than float32 resolves the features, whose norm is 1 at most."""
 COUNT_MAX = 1 << 29
@@ -33,6 +35,8 @@ class SumTable(nn.Module):
     Args:
         features: of a sample, the constant 1 included.
         encoder: the SHA-256 of the body that computes them; tables of different bodies do not add up.
+        noised: whether each site's sums have noise. Then they are of people, not of samples, and ``count`` is the
+            number of sites.
 
     Attributes:
         differences: by key of a spec, what it means that another site's table differs in it.
@@ -46,9 +50,9 @@ class SumTable(nn.Module):
     moments: Tensor
     count: Tensor
 
-    def __init__(self, *, classes: int, features: int, encoder: str) -> None:
+    def __init__(self, *, classes: int, features: int, encoder: str, noised: bool = False) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.noised = encoder, noised
         self.register_buffer("gram", torch.zeros(features * (features + 1) // 2, dtype=torch.int64))
         self.register_buffer("moments", torch.zeros(features, classes, dtype=torch.int64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -72,6 +76,31 @@ class SumTable(nn.Module):
             self.gram += _rounded_sum(z[:, rows] * z[:, columns]).to(self.gram.device)
             self.moments += _rounded_sum(z[:, :, None] * y[:, None, :]).to(self.moments.device)
         self.count += len(features)
+
+    def add_person(self, features: Tensor, targets: Tensor) -> None:
+        """Add the mean of one person's samples, rounded once; arguments as of ``add``, targets of norm 1 at most."""
+        z, y = features.double().cpu(), targets.double().cpu()
+        rows, columns = torch.triu_indices(z.shape[1], z.shape[1])
+        self.gram += _units((z.T @ z)[rows, columns] / len(z)).to(self.gram.device)
+        self.moments += _units(z.T @ y / len(z)).to(self.moments.device)
+        self.count += 1
+
+    def add_noise(self, noise: SumNoise, sensitivity: float) -> None:
+        r"""Add noise to all sums but the count, which becomes 1: this site.
+
+        On the diagonal of G, and on V, its standard deviation is that of the multiplier times the sensitivity; off the
+        diagonal, where an entry stands for two, it is smaller by :math:`\sqrt2`. Rounding d entries of G's matrix and V
+        moves a person's part by :math:`\sqrt d / 2` units at most.
+        """
+        features, classes = self.moments.shape
+        scale = noise.multiplier * (sensitivity * UNIT + math.sqrt(features * (features + classes)) / 2)
+        rows, columns = torch.triu_indices(features, features)
+        of_gram = torch.where(rows == columns, scale, scale / math.sqrt(2)).double()
+        of_moments = torch.full((features, classes), scale, dtype=torch.float64)
+        drawn = noise.draw([self.gram, self.moments], [of_gram, of_moments])
+        for sums, each in zip((self.gram, self.moments), drawn, strict=True):
+            sums += each.to(sums.device)
+        self.count.fill_(1)
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return G ``(features, features)`` and V ``(features, classes)`` in float64, on the CPU."""
@@ -101,6 +130,13 @@ def encode_targets(task: str, targets: Tensor, classes: int) -> Tensor:
     return F.one_hot(targets, classes).double() - 1 / classes
 
 
+def target_norm(task: str, classes: int) -> float:
+    """Return the largest length of a target that ``encode_targets`` returns."""
+    if task == "number":
+        return math.sqrt(classes)
+    return math.sqrt(classes) / 2 if task == "labels" else math.sqrt(1 - 1 / classes)
+
+
 def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
     """Return W ``(features, classes)`` of G ``(features, features)`` and V ``(features, classes)``, float64."""
     weights: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=gram.dtype), moments)
@@ -122,6 +158,11 @@ def find_impossible(state: Mapping[str, Tensor], network: object = None, sites: 
     """
     gram, moments, count = (next(state[name] for name in state if name.endswith(end)) for end in PARTS)
     samples = int(count)
+    if getattr(getattr(network, "network", None), "noised", False):  # noise may take any entry beyond what people can
+        if samples != sites:
+            return f"it claims {samples} sites, and is of {sites}"
+        most_units = max(abs(int(value)) for sums in (gram, moments) for value in (sums.min(), sums.max()))
+        return None if most_units <= sites * COUNT_MAX * UNIT else f"an entry has {most_units} units"
     if not 0 <= samples <= sites * COUNT_MAX:
         return f"it claims {samples} samples; a table has 0 to {sites * COUNT_MAX}"
     most, slack = float(samples), samples / UNIT
@@ -154,4 +195,9 @@ def default_bound(features: int) -> float:
 
 def _rounded_sum(contributions: Tensor) -> Tensor:
     """Sum contributions ``(b, ...)`` over the samples in units, each rounded to the nearest."""
-    return (contributions * UNIT).round().long().sum(0)
+    return _units(contributions).sum(0)
+
+
+def _units(values: Tensor) -> Tensor:
+    """Round values to units."""
+    return (values * UNIT).round().long()

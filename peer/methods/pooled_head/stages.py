@@ -13,12 +13,18 @@ Differs: targets are centred by the agreed 1 / classes, not by their mean. The c
 :math:`\kappa` has the least squared error on the site's validation samples. Class weights and label smoothing have no
 effect. Samples are not augmented, and each runs through the body alone, so that a batch does not change its bits. A
 later round computes the same sums again.
+
+In a private federation, the sums are of people, each with the mean of the own samples. z has length 1, and y, in units
+of its largest length, 1 at most, so that one person changes :math:`(G_k, V_k)` by :math:`\sqrt2` at most. Each site
+adds Gaussian noise once, and :math:`\lambda` becomes as large as the noise asks for. A personal site's own sums have
+none, and stay.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,6 +45,7 @@ from peer.methods.method import (
     Term,
     one_step_stage,
 )
+from peer.methods.pooled_head.plan import SENSITIVITY
 from peer.methods.pooled_head.ridge import (
     SumTable,
     default_bound,
@@ -46,25 +53,35 @@ from peer.methods.pooled_head.ridge import (
     find_impossible,
     scale_features,
     solve_ridge,
+    target_norm,
 )
 
 SUMS, OWN = "sums", "own_sums"
 """The table that is sent, and after the aggregate that of all sites; and this site's own."""
+PENALTY = 3.0
+"""With noise, the penalty over the norm of the noise's matrix: below 1, the sum may not even be invertible."""
 LABEL_LOGITS = 4.0
 """A label's logit near one half is so many times its probability's distance from it; of C classes, it is C times."""
 
 
 def sums(context: StageContext) -> Stage:
-    """Compute the sums over all training samples; nothing is trained."""
+    """Compute the sums over all training samples, or with noise over all people; nothing is trained."""
     own, table = context.networks[OWN].network, context.networks[SUMS].network
     own.clear()
     terms: dict[str, Term] = {}
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         if not terms:  # a second step would find the same
-            for z, y in _regression(context, context.samples()):
-                own.add(z, y)
+            if context.noise is None:
+                for z, y in _regression(context, context.samples()):
+                    own.add(z, y)
+            else:
+                for person in context.people():
+                    z, y = (torch.cat(parts) for parts in zip(*_regression(context, person), strict=True))
+                    own.add_person(z, y / _target_norm(context))
             table.load_state_dict(own.state_dict())
+            if context.noise is not None:
+                table.add_noise(context.noise, SENSITIVITY)
             terms["samples"] = Term(own.count.cpu().double(), 0.0)
         return terms
 
@@ -80,7 +97,8 @@ def solve(context: StageContext) -> Stage:
         if not terms:
             kappa, weights = _choose_head(context, own, total)
             _load_head(context, weights)
-            terms["samples_of_all"] = Term(total.count.cpu().double(), 0.0)
+            if context.noise is None:
+                terms["samples_of_all"] = Term(total.count.cpu().double(), 0.0)
             terms["kappa"] = Term(torch.tensor(float(kappa), dtype=torch.float64), 0.0)
         return terms
 
@@ -89,7 +107,9 @@ def solve(context: StageContext) -> Stage:
 
 def _choose_head(context: StageContext, own: SumTable, total: SumTable) -> tuple[int, Tensor]:
     """Return the kappa with the least squared error on validation samples, 0 without any, and its weights."""
-    ridge, (gram, moments), (own_gram, own_moments) = float(context.parameters["ridge"]), total.sums(), own.sums()
+    ridge, (gram, moments), (own_gram, own_moments) = _ridge(context, total), total.sums(), own.sums()
+    if context.noise is not None:
+        moments, own_moments = (each * _target_norm(context) for each in (moments, own_moments))
     held_out = list(_regression(context, context.validation_samples())) if context.parameters["personal"] else []
     if not held_out:
         return 0, solve_ridge(gram, moments, ridge)
@@ -100,6 +120,19 @@ def _choose_head(context: StageContext, own: SumTable, total: SumTable) -> tuple
     }
     best = min(heads, key=lambda kappa: float((z @ heads[kappa] - y).square().mean()))
     return best, heads[best]
+
+
+def _ridge(context: StageContext, total: SumTable) -> float:
+    """Return the penalty: with noise, a multiple of the norm that the noise of all sites is likely to have."""
+    ridge = float(context.parameters["ridge"])
+    if context.noise is None:
+        return ridge
+    deviation = context.noise.multiplier * SENSITIVITY / math.sqrt(2) * math.sqrt(int(total.count))
+    return max(ridge, PENALTY * 2 * deviation * math.sqrt(len(total.moments)))
+
+
+def _target_norm(context: StageContext) -> float:
+    return target_norm(context.task, context.dam.spec["classes"])
 
 
 def _regression(context: StageContext, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
@@ -124,8 +157,9 @@ def _load_head(context: StageContext, weights: Tensor) -> None:
 
 
 def _bound(context: StageContext) -> float:
-    features = len(context.networks[SUMS].network.moments)
-    return float(context.parameters["bound"]) or default_bound(features)
+    """Return B; with noise, a vector shorter than 1 would have more of it than it needs."""
+    default = default_bound(len(context.networks[SUMS].network.moments)) if context.noise is None else 1.0
+    return float(context.parameters["bound"]) or default
 
 
 def build_table(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
@@ -138,7 +172,11 @@ def build_table(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module
         "spatial_dims": context.spatial_dims,
         "in_channels": context.in_channels,
         "classes": context.classes,
-        "hyper": {"features": dam.head.in_features + 1, "encoder": digest_body(dam)},
+        "hyper": {
+            "features": dam.head.in_features + 1,
+            "encoder": digest_body(dam),
+            **({"noised": True} if context.noised else {}),
+        },
         "head": "zeros",
     }
     return models.build(spec)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from peer.core.plan import AggregateRule, Plan, Wire
-from peer.core.secure_sum import members_min
+from peer.core.secure_sum import MEMBERS_MIN, members_min
 from peer.site.config.toml import StrictTable
 
 SECURE_SITES_MAX = 64
@@ -35,9 +35,17 @@ class AggregateConfig(StrictTable):
     """With `secure`: how many sites may break the protocol together and still learn no other site's contribution. A
     round with N members has a sum only of more than (N + colluders_max) / 2 of them, of 3 and of colluders_max + 2 at
     least."""
+    members_min: Annotated[int, Field(ge=MEMBERS_MIN, le=SECURE_SITES_MAX)] | None = None
+    """With `secure`: how many contributors a sum needs, where it would need fewer; a round with fewer has no sum. Where
+    `[privacy]` adds noise to sums, sites share it with this key: each adds 1 / (members_min - colluders_max) of the
+    variance, so that the sum has the whole noise whoever is absent."""
     clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 64.0
     """With `secure`: a value above it counts as this one, a value below its negative as that. Values are rounded to
     multiples of clip / 2^24 or finer."""
+
+    def contributors_min(self, members: int) -> int:
+        """Return how many contributors a secure sum needs in a round with so many members."""
+        return max(self.members_min or 0, members_min(members, self.colluders_max))
 
 
 def rule_problem(rule: AggregateRule, plan: Plan, *, method: str, weighting: str) -> str | None:
@@ -74,7 +82,7 @@ def secure_problem(
     """Return the key and the reason why there can be no secure sum, or why a key has no use without one."""
     if not table.secure:
         defaults = AggregateConfig()
-        for key in ("colluders_max", "clip"):
+        for key in ("colluders_max", "members_min", "clip"):
             if getattr(table, key) != getattr(defaults, key):
                 return f"aggregate.{key}", "only a secure sum has a use for it; set secure = true, or leave it out"
         return None
@@ -109,6 +117,8 @@ def secure_problem(
             "aggregate.secure",
             f"colluders_max = {table.colluders_max} needs {least} sites at least, and here are {sites}",
         )
+    if sites < (table.members_min or 0):
+        return "aggregate.members_min", f"{table.members_min} is more than the {sites} sites; lower it"
     if sites > SECURE_SITES_MAX:
         return (
             "aggregate.secure",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from peer.core.plan import Plan, Value
 from peer.core.privacy import EPSILON_MAX, Noise
+from peer.site.config.aggregate_table import AggregateConfig
 from peer.site.config.site_tables import EgressConfig, TrainingConfig
 from peer.site.config.toml import Count, Positive, StrictTable
 
@@ -17,6 +19,8 @@ SIGMA_MAX = 1e6
 DELTA_SHARE_MAX = 0.1
 """The largest delta for n people, in 1 / n: one in ten such cohorts may lose one person's data entirely."""
 
+NO_AGGREGATE = AggregateConfig()
+
 
 class NoiseConfig(StrictTable):
     """``[privacy]`` of federation.toml: noise on what leaves, with a guarantee for each person."""
@@ -24,7 +28,8 @@ class NoiseConfig(StrictTable):
     mechanism: Literal["none", "noise"] = "none"
     """With "noise", every step of a network that leaves, or from which such a network learns, clips the gradient of
     each person (the `subject` of the datalist; without one, each sample) and adds Gaussian noise to their sum. All
-    people of a site are in each step, so that an epoch is one step. What never leaves trains without noise."""
+    people of a site are in each step, so that an epoch is one step. What never leaves trains without noise.
+    `pooled_head` adds noise to its sums once; with `[aggregate] secure` and `members_min`, sites share that noise."""
     epsilon: Annotated[float, Field(gt=0, le=EPSILON_MAX)] | None = None
     """With `mechanism`: what all rounds together keep to: (epsilon, delta)-differential privacy of one person more or
     less, against everybody outside the site."""
@@ -36,11 +41,23 @@ class NoiseConfig(StrictTable):
     """With `mechanism`: by what the sum over people is divided: about the number of a site's people, but public and the
     same at every site."""
 
-    def noise(self, plan: Plan, counts: Mapping[str, int], rounds: int) -> Noise | None:
-        """Return the noise of a federation with this plan, steps by stage and rounds; ``None`` without a mechanism."""
-        if self.mechanism == "none" or self.epsilon is None or self.people is None:
+    def noise(
+        self, plan: Plan, counts: Mapping[str, int], rounds: int, aggregate: AggregateConfig = NO_AGGREGATE
+    ) -> Noise | None:
+        """Return the noise of a federation with this plan, steps by stage and rounds; ``None`` without a mechanism.
+
+        Sites share the noise of sums that are secure, and have the noise of ``members_min`` of them at least.
+        """
+        if self.mechanism == "none" or self.epsilon is None:
             return None
-        return Noise(self.epsilon, self.delta, self.clip, self.people, plan.noised_steps(counts, rounds))
+        steps = plan.noised_steps(counts, rounds)
+        if not plan.sensitivity:
+            return None if self.people is None else Noise(self.epsilon, self.delta, self.clip, self.people, steps)
+        noise = Noise(self.epsilon, self.delta, plan.sensitivity, 1, steps)
+        if not aggregate.secure or aggregate.members_min is None:
+            return noise
+        sharers, colluders = aggregate.members_min - aggregate.colluders_max, aggregate.colluders_max
+        return noise if sharers < 2 else replace(noise, sharers=sharers, colluders=colluders)
 
 
 def mechanism_problem(
@@ -61,7 +78,13 @@ def mechanism_problem(
             if getattr(table, key) != getattr(defaults, key):
                 return f"privacy.{key}", 'only noise has a use for it; set mechanism = "noise", or leave it out'
         return None
-    for key in ("epsilon", "people"):
+    if plan.sensitivity:
+        for key in ("clip", "people"):
+            if getattr(table, key) != getattr(NoiseConfig(), key):
+                return f"privacy.{key}", f"{method} bounds what its sums have of a person by itself; leave it out"
+        if rounds > 1:
+            return "rounds", f"{method} would send the same sums again, with other noise; set rounds = 1"
+    for key in ("epsilon",) if plan.sensitivity else ("epsilon", "people"):
         if getattr(table, key) is None:
             return f"privacy.{key}", 'mechanism = "noise" needs it'
     if (reason := plan.noise_problem(parameters)) is not None:

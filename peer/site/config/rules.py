@@ -59,6 +59,7 @@ def make_rules(
         received_ratio_max=(received or LimitsConfig()).received_ratio_max,
         secure=federation.aggregate.secure,
         colluders=federation.aggregate.colluders_max,
+        sum_members_min=federation.aggregate.members_min or 0,
         sum_clip=federation.aggregate.clip,
         weighted=federation.weighting == "samples",
         without=without,

@@ -272,7 +272,7 @@ class FederationConfig(StrictTable):
     @property
     def noise(self) -> Noise | None:
         """The noise on what leaves; ``None`` without ``[privacy] mechanism``. No amendment changes it."""
-        return self.privacy.noise(self.plan, self._counts, self.rounds)
+        return self.privacy.noise(self.plan, self._counts, self.rounds, self.aggregate)
 
     @property
     def beat_s(self) -> float:
@@ -539,7 +539,7 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
             problems.append(f"model: {federation.method.name} trains one model, [shared_model] {shared.name} {hyper}")
     if federation.weighting == "samples" and not egress.training_set_size:
         problems.append('egress.training_set_size: weighting = "samples" tells it to the others, but it is false')
-    if plan.artifact == "sums" and not egress.training_set_size:
+    if plan.artifact == "sums" and federation.noise is None and not egress.training_set_size:
         problems.append(f"egress.training_set_size: the sums of {federation.method.name} tell it, but it is false")
     problems += table_problems(federation.task, site.data)
     if federation.task.kind != "tabular" and not site.data.input_size:

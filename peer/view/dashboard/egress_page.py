@@ -9,8 +9,7 @@ from pathlib import Path
 
 from peer.audit import verification
 from peer.core.leak import ANSWER_WORDS, LeakFacts
-from peer.core.privacy import describe_contradiction, explain_guarantee, power_of_ten
-from peer.core.secure_sum import members_min
+from peer.core.privacy import Noise, describe_contradiction, explain_guarantee, power_of_ten
 from peer.documents.commands import LedgerVerified
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
@@ -158,12 +157,12 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
         rules.append(("never", f"no setting lets a {' or a '.join(stays)} leave with {method}"))
     if federation.aggregate.secure:
         colluders = federation.aggregate.colluders_max
-        least = members_min(len(federation.roster), colluders)
+        least = federation.aggregate.contributors_min(len(federation.roster))
         rule = f"masks hide each {plan.artifact}; the receivers learn the sum of {least} sites or more, with this one's"
         rules.append(("secure sums", f"{rule}, unless more than {colluders} of them conspire"))
     if (noise := federation.noise) is not None:
         spendable = min(noise.epsilon, site.privacy.epsilon_max or noise.epsilon)
-        rule = f"each person's gradient is clipped, and their sum has noise of {noise.sigma:.3g} times the clip"
+        rule = _noise_rule(federation, noise)
         bound = f"ε {spendable:g} (δ {power_of_ten(noise.delta)})"
         rules.append(("noise", f"{rule}; nothing more leaves once {bound} is spent"))
     rules.append(("receivers", ", ".join(receivers) or "none"))
@@ -204,6 +203,19 @@ def _totals(totals: Sequence[SentTotal]) -> PageTable:
     return PageTable(columns, rows, numbers=["transfers", "complete", "bytes"])
 
 
+def _noise_rule(federation: FederationConfig, noise: Noise) -> str:
+    """Say what of each person is bounded, and what noise is added to it."""
+    if not federation.plan.sensitivity:
+        return f"each person's gradient is clipped, and their sum has noise of {noise.sigma:.3g} times the clip"
+    rule = f"each person counts alike in the sums, which have noise of {noise.sigma:.3g} times what one person changes"
+    if noise.sharers == 1:
+        return rule
+    return (
+        f"{rule}, a part of it from each site; if all other sites conspire, this one's part gives "
+        f"ε {noise.epsilon_alone:.3g}"
+    )
+
+
 def guarantee(federation: FederationConfig, sent: Sequence[Transfer]) -> list[str]:
     """Return sentences on what noise and masks guarantee to a person, and what contradicts it."""
     private = [(transfer, transfer.spent) for transfer in sent if transfer.spent is not None]
@@ -220,7 +232,7 @@ def guarantee(federation: FederationConfig, sent: Sequence[Transfer]) -> list[st
             sentences.append(f"Of {artifact}, {words}. Send nothing before that is clear.")
     if federation.aggregate.secure:
         colluders = federation.aggregate.colluders_max
-        least = members_min(len(federation.roster), colluders)
+        least = federation.aggregate.contributors_min(len(federation.roster))
         masked = f"only sums of at least {least} sites, unless more than {colluders} of the others conspired"
         sentences.append(f"Nobody saw this site's updates: {masked}.")
     return list(dict.fromkeys(sentences))

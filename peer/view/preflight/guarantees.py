@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from peer.core.privacy import Noise, auc_max, mu_of, percent_up, power_of_ten
 from peer.core.ring import WEIGHT_MAX, Ring
-from peer.core.secure_sum import members_min
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.view.preflight.finding import Finding
 
@@ -25,11 +24,17 @@ def check_guarantees(federation: FederationConfig, site: SiteConfig) -> Iterator
 
 def _check_noise(federation: FederationConfig, noise: Noise, epsilon_max: float | None) -> Finding:
     """Report sigma, steps and the bound on attacks; a warning if this site stops before the last round."""
+    steps = f"{noise.steps} steps" if noise.steps > 1 else "one step"
     text = (
-        f"sigma {noise.sigma:.3g} times the clip of {noise.clip:g}, in {noise.steps} steps: ε {noise.epsilon:g} "
+        f"sigma {noise.sigma:.3g} times the clip of {noise.clip:.3g}, in {steps}: ε {noise.epsilon:g} "
         f"(δ {power_of_ten(noise.delta)}) for each person; no attack on a person beyond AUC "
         f"{percent_up(auc_max(noise.mu)):.2f}"
     )
+    if noise.sharers > 1:
+        text += (
+            f". Sites share it: this holds against {noise.colluders} of the others together, and ε "
+            f"{noise.epsilon_alone:.3g} if all others conspire"
+        )
     if epsilon_max is None or epsilon_max >= noise.epsilon:
         return Finding("noise", "ok", text)
     exchanging = federation.rounds - 1 if federation.plan.last_round else federation.rounds
@@ -55,5 +60,5 @@ def _check_ring(federation: FederationConfig) -> Finding:
         if whole
         else f"{ring.fraction_bits} of them for the fraction: {sites} sites{weight} × {value} < {largest}"
     )
-    least = members_min(sites, table.colluders_max)
+    least = table.contributors_min(sites)
     return Finding("secure sums", "ok", f"words of {ring.bits} bits, {holds}; a sum needs {least} of {sites} sites")

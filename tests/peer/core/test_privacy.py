@@ -1,5 +1,6 @@
 """The accountant's known answers, and what is said of them."""
 
+import dataclasses
 import math
 
 import pytest
@@ -108,6 +109,18 @@ def test_a_line_and_a_paragraph_say_what_was_spent() -> None:
         "Person-level privacy: ε 1.70 of 3.00 (δ 1e-4) against everybody outside this site. Whatever anybody does with "
         "what left, a yes-or-no guess about one patient is right in at most 60 of 100 cases (AUC 0.64)."
     )
+
+
+def test_sites_that_share_noise_keep_to_epsilon_together_and_to_more_alone() -> None:
+    alone = Noise(1.7, DELTA, 1.0, 1, 1)
+    shared = dataclasses.replace(alone, sharers=3, colluders=1)
+    assert (alone.share, alone.epsilon_alone) == (alone.sigma, pytest.approx(1.7))
+    assert shared.sigma == alone.sigma
+    assert shared.share * math.sqrt(3) == pytest.approx(shared.sigma)
+    assert shared.epsilon_alone == pytest.approx(3.2136, abs=1e-4)  # of mu times the root of 3
+    said = explain_guarantee(spending_facts(Spending(mu_of(1.7, DELTA), DELTA, 3.0, colluders=1)))
+    assert "against any 1 of the other sites together, which share the noise. Whatever these do with what left" in said
+    assert "colluders" not in facts(1.7)
 
 
 def test_a_bound_is_rounded_up_and_a_delta_is_a_power_of_ten() -> None:

@@ -363,6 +363,20 @@ def test_a_restored_site_takes_no_part(records: list[core.SumRecord]) -> None:
     assert machine.repeat(B) == [SendSum(B, SumSet({}))]
 
 
+def test_a_federation_that_asks_for_more_contributors_has_no_sum_of_fewer() -> None:
+    machine = SecureSum(A, ROSTER, 1, contributors_min=len(ROSTER))
+    machine.begin(b"A")
+    others = OTHERS[:-1]
+    for name in OTHERS:
+        machine.receive(name, SumKey(name.encode()))
+    machine.complete_masking({name: name.encode() for name in OTHERS}, statement(A))
+    for name in others:
+        machine.receive(name, statement(name))
+    decisions = machine.give_up()
+    assert decisions[-1] == core.NoSum(f"{len(ROSTER) - 1} of {len(ROSTER)} needed members agree")
+    assert not machine.opened
+
+
 def test_nobody_else_has_a_say() -> None:
     machine = site("keys")
     assert machine.receive(SiteName("f"), SumKey(b"f")) == []

@@ -31,6 +31,7 @@ class Site:
         dam: the local model.
         images: of a batch, from which the shapes are taken.
         shared: makes the network of ``[shared_model]``.
+        noised: whether the federation is private.
         received: networks, by origin. The public images are those of the batch, in reverse.
         parameters: of the method, beside its defaults.
     """
@@ -44,6 +45,7 @@ class Site:
         shared: Any = None,
         received: Mapping[str, nn.Module] | None = None,
         task: str = "classification",
+        noised: bool = False,
         **parameters: Any,
     ) -> None:
         self.method, self.modes = Method.of(PLANS[method]), dict[str, list[bool]]()
@@ -53,7 +55,7 @@ class Site:
             other = None if shared is None else shared().eval()(images[:1])
         build_context = BuildContext(
             "beta", task, own.prediction.shape[1], chosen, own, other, shared,
-            sites=("alpha", "beta", "gamma"), public_images=lambda: images.flip(0),
+            sites=("alpha", "beta", "gamma"), public_images=lambda: images.flip(0), noised=noised,
         )  # fmt: skip
         networks: dict[str, nn.Module] = {}
         for number, (name, make) in enumerate(self.method.local_networks.items()):

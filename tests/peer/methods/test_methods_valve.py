@@ -46,7 +46,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "fedrep": ("dam", "head"),
     "lc_fed": ("dam", "head", "selection"),
     "fedproto": "its prototypes are means of features, to which no step adds noise",
-    "pooled_head": "its sums get no noise",
+    "pooled_head": (),
     "statistics": "its sums get no noise",
     "scaffold": ("control", "dam", "own_control"),
     "scaffold_ft": ("control", "dam", "own_control"),
@@ -64,7 +64,7 @@ UNCOUPLED: dict[str, dict[str, Any]] = {
 }
 """Parameters with which a plan takes noise that refuses it with its defaults."""
 
-PRIVATE = [name for name, noised in NOISED.items() if not isinstance(noised, str) or name in UNCOUPLED]
+PRIVATE = [name for name, noised in NOISED.items() if noised and (not isinstance(noised, str) or name in UNCOUPLED)]
 STAGES = [(name, stage) for name in PRIVATE for stage in PLANS[name].noised_stages]
 PINNED = {"public"}
 """The public images."""

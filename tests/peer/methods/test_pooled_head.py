@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 import models
 from models import Output
 from peer.methods.method import DAM, Batch
+from peer.methods.pooled_head.plan import SENSITIVITY
 from peer.methods.pooled_head.ridge import (
     COUNT_MAX,
     UNIT,
@@ -25,6 +27,7 @@ from peer.methods.pooled_head.ridge import (
     find_impossible,
     scale_features,
     solve_ridge,
+    target_norm,
 )
 from peer.methods.pooled_head.stages import OWN, POOLED_HEAD, SUMS, digest_body
 from peer.methods.registry import PLANS
@@ -204,3 +207,130 @@ def test_a_model_without_a_linear_head_on_a_vector_is_refused(make_site: Any) ->
     network.fc = torch.nn.Linear(FEATURES - 1, CLASSES, bias=False)
     with pytest.raises(ValueError, match="pooled_head computes a linear head with a bias, which linear does not have"):
         make_site("pooled_head", network, X[:, :, None])
+
+
+class Draws:
+    """Noise of a generator, in place of a site's secret."""
+
+    def __init__(self, multiplier: float, seed: int = 0) -> None:
+        self.multiplier, self.generator = multiplier, np.random.default_rng(seed)
+
+    def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+        assert [each.shape for each in sums] == [each.shape for each in scales]
+        return [
+            torch.from_numpy(np.rint(self.generator.normal(size=each.shape) * each.numpy()).astype(np.int64))
+            for each in scales
+        ]
+
+
+UNIT_TARGET = torch.full((1, CLASSES), CLASSES**-0.5)
+
+
+def vector_of(table: SumTable) -> Tensor:
+    """Return the sums as one vector of norms and angles of the matrices: off the diagonal, an entry stands for two."""
+    rows, columns = torch.triu_indices(FEATURES, FEATURES)
+    gram = table.gram.double() * torch.where(rows == columns, 1.0, 2**0.5)
+    return torch.cat([gram, table.moments.double().flatten()]) / UNIT
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 5), st.integers(0, 2**31), st.sampled_from([1e-3, 1.0, 1e6]))
+def test_no_person_changes_the_sums_by_more_than_the_plan_says(count: int, seed: int, size: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, FEATURES - 1, generator=draw) * size
+    y = torch.randn(count, CLASSES, generator=draw, dtype=torch.float64)
+    y /= y.norm(dim=1, keepdim=True)
+    table = SumTable(classes=CLASSES, features=FEATURES, encoder="e")
+    table.add_person(scale_features(x, 1.0), y)
+    rounding = math.sqrt(FEATURES * (FEATURES + CLASSES)) / 2 / UNIT
+    assert float(vector_of(table).norm()) <= SENSITIVITY + rounding
+    assert int(table.count) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "classes"), [("tabular", 2), ("tabular", 7), ("labels", 3), ("labels", 9), ("number", 1)]
+)
+def test_the_longest_target_has_the_claimed_length(task: str, classes: int) -> None:
+    targets = {"labels": torch.ones(1, classes), "number": torch.ones(1, classes)}.get(task, torch.tensor([1]))
+    assert float(encode_targets(task, targets, classes).norm()) == pytest.approx(target_norm(task, classes))
+
+
+def test_a_person_counts_once_however_many_samples_there_are() -> None:
+    once, often = (SumTable(classes=CLASSES, features=FEATURES, encoder="e") for _ in range(2))
+    once.add_person(Z[:1], Y[:1])
+    often.add_person(Z[:1].repeat(7, 1), Y[:1].repeat(7, 1))
+    assert torch.allclose(vector_of(once), vector_of(often), atol=2 / UNIT)
+    mean = SumTable(classes=CLASSES, features=FEATURES, encoder="e")
+    mean.add_person(Z[:4], Y[:4])
+    expected = Z[:4].numpy().T @ Z[:4].numpy() / 4
+    np.testing.assert_allclose(mean.sums()[0].numpy(), expected, atol=1 / UNIT)
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 3.0])
+def test_the_noise_has_the_claimed_deviation_in_every_entry(multiplier: float) -> None:
+    noise, drawn = Draws(multiplier), []
+    for _ in range(2000):
+        table = SumTable(classes=CLASSES, features=FEATURES, encoder="e")
+        table.add_noise(noise, SENSITIVITY)
+        assert int(table.count) == 1
+        drawn.append(vector_of(table))
+    deviations = torch.stack(drawn).std(0) / (multiplier * SENSITIVITY)
+    assert torch.allclose(deviations, torch.ones(len(deviations), dtype=torch.float64), atol=4.5 / math.sqrt(2 * 2000))
+
+
+def test_a_person_who_is_in_the_sums_shows_by_mu_at_most() -> None:
+    """The worst person, looked for along the own direction: an attack has the claimed mu, and no attack has more."""
+    mu, releases = 1.5, 3000
+    person = SumTable(classes=CLASSES, features=FEATURES, encoder="e")
+    person.add_person(Z[:1] / Z[:1].norm(), UNIT_TARGET)
+    direction = vector_of(person) / vector_of(person).norm()
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    noise = Draws(1 / mu, seed=4)
+    for inside, each in scores.items():
+        for _ in range(releases):
+            table = table_of(Z[1:], Y[1:])
+            table.add_person(Z[:1] / Z[:1].norm() * inside, UNIT_TARGET * inside)
+            table.add_noise(noise, SENSITIVITY)
+            each.append(float(vector_of(table) @ direction))
+    measured = (np.mean(scores[True]) - np.mean(scores[False])) / np.std(scores[False])
+    assert measured == pytest.approx(mu, abs=4 * math.sqrt(2 / releases))
+
+
+@pytest.mark.parametrize("multiplier", [1e-9, 2.0])
+def test_with_noise_the_head_is_the_ridge_regression_of_people_with_a_larger_penalty(
+    make_site: Any, multiplier: float
+) -> None:
+    site = make_site("pooled_head", linear(), X[:, :, None], noised=True, ridge=0.5, bound=4)
+    groups = [(0, 3), (3, 4), (4, 10)]
+    people = lambda: (samples(X[a:b], LABELS[a:b])() for a, b in groups)  # noqa: E731
+    noise = Draws(multiplier)
+    for name, value in {"people": people, "noise": noise}.items():
+        object.__setattr__(site.context, name, value)
+    site.step(SUMS, STEP)
+    own, table = (site.networks[name].network for name in (OWN, SUMS))
+    z = scale_features(X, 4.0)
+    expected = sum((z[a:b].T @ z[a:b] / (b - a) for a, b in groups), torch.zeros(FEATURES, FEATURES).double())
+    assert int(own.count) == len(groups), "its own sums stay, and are bare"
+    assert torch.allclose(own.sums()[0], expected, atol=3 / UNIT)
+    assert torch.equal(own.gram, table.gram) == (multiplier < 1)
+    total = {name: value.clone() for name, value in table.state_dict().items()}
+    total["count"].fill_(9)  # nine sites, of which the sums of two are 0
+    table.load_state_dict(total)
+    site.step("solve", STEP)
+    penalty = max(0.5, 6 * multiplier * 3 * math.sqrt(FEATURES))
+    gram, moments = (each.numpy() for each in table.sums())
+    weights = np.linalg.solve(gram + penalty * np.eye(FEATURES), moments * math.sqrt(2 / 3)) * CLASSES / 4
+    np.testing.assert_allclose(site.networks[DAM].head.weight.detach().numpy(), weights[:-1].T, atol=1e-5)
+
+
+def test_sums_with_noise_name_their_sites_and_have_bounds(make_site: Any) -> None:
+    network = make_site("pooled_head", linear(), X[:, :, None], noised=True).networks[SUMS]
+    assert network.spec["hyper"]["noised"] is True
+    assert "noised" not in make_site("pooled_head", linear(), X[:, :, None]).networks[SUMS].spec["hyper"]
+    state = network.network.state_dict()
+    state["gram"][0].fill_(-5 * UNIT)  # as noise may leave it
+    state["count"].fill_(1)
+    assert find_impossible(state, network) is None
+    assert find_impossible(state, network, 2) == "it claims 1 sites, and is of 2"
+    state["gram"][1].fill_(-(1 << 63))
+    assert find_impossible(state, network) == f"an entry has {1 << 63} units"

@@ -18,7 +18,15 @@ from peer.methods.method import DAM, Batch, Forward, Stage, Term, one_step_stage
 from peer.train import noise as mechanism
 from peer.train.errors import UnusableConfigurationError
 from peer.train.loop import Loop
-from peer.train.noise import NormalStream, PrivateSum, StageNoise, buffers_of, refuse_batch_norm, refuse_changed
+from peer.train.noise import (
+    NormalStream,
+    PrivateSum,
+    StageNoise,
+    SumNoise,
+    buffers_of,
+    refuse_batch_norm,
+    refuse_changed,
+)
 from peer.train.person_batches import PersonBatches, PersonSamples
 
 CPU = torch.device("cpu")
@@ -104,6 +112,26 @@ def audit(noise: StageNoise) -> float:
 def test_canaries_measure_the_claimed_mu() -> None:
     error = 2 / math.sqrt(CANARIES)
     assert abs(audit(noise_of()) - mu_of(8.0, 1e-4)) < STANDARD_ERRORS * error
+
+
+def test_the_noise_of_sums_has_its_deviations_and_is_of_one_release_alone() -> None:
+    noise = dataclasses.replace(NOISE, steps=1, sharers=4)
+    sums, scales = [torch.arange(9_999), torch.zeros(3, 2)], [torch.linspace(1e3, 1e6, 9_999), torch.full((3, 2), 5e4)]
+    source = SumNoise(noise, KEY, "1/sums")
+    assert source.multiplier == pytest.approx(noise.sigma / 2)
+    one, other = source.draw(sums, scales)
+    assert (one.shape, other.shape, one.dtype) == (sums[0].shape, sums[1].shape, torch.int64)
+    assert float((one / scales[0]).std()) == pytest.approx(1, abs=4 / math.sqrt(2 * 9_999))
+    assert torch.equal(source.draw(sums, scales)[0], one), "a repeated stage has the same noise"
+    for changed in (
+        SumNoise(noise, b"j" * 32, "1/sums").draw(sums, scales),
+        SumNoise(noise, KEY, "2/sums").draw(sums, scales),
+        SumNoise(dataclasses.replace(noise, sharers=2), KEY, "1/sums").draw(sums, scales),
+        source.draw([sums[0] + 1, sums[1]], scales),
+        source.draw(sums, [scales[0] + 1, scales[1]]),
+    ):
+        assert abs(float(np.corrcoef(changed[0], one)[0, 1])) < 5 / math.sqrt(9_999)
+    assert "j" * 4 not in repr(SumNoise(noise, b"j" * 32, ""))
 
 
 def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:

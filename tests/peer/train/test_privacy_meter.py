@@ -57,6 +57,28 @@ def entries(setting: WorkerSetting) -> list[dict[str, Any]]:
     return list(account["entries"].values())
 
 
+@pytest.mark.parametrize("least", [None, 3])
+def test_sums_are_charged_once_and_say_against_whom_they_hold(make_setting: MakeSetting, least: int | None) -> None:
+    setting = private(make_setting, "pooled_head", noise={"mechanism": "noise", "epsilon": 8.0, "delta": 0.005})
+    aggregate = {} if least is None else {"secure": True, "members_min": least}
+    keys = {"rounds": 1, "site": [{"name": name} for name in ("asia", "europe", "africa")], "aggregate": aggregate}
+    setting = dataclasses.replace(setting, federation={**setting.federation, **keys})
+    trained = train(setting, stage="sums")
+    assert trained.artifact is not None
+    assert trained.artifact.spent is not None
+    assert trained.artifact.spent.epsilon == pytest.approx(8.0, abs=1e-6)
+    assert trained.artifact.spent.colluders == (None if least is None else 1)
+    again = train(setting, stage="sums")
+    assert again.artifact == trained.artifact
+    train(setting, stage="solve")
+    assert len(entries(setting)) == 1
+    forget(setting)
+    repeated = train(setting, stage="sums").artifact
+    assert repeated is not None
+    assert repeated.sha256 == trained.artifact.sha256
+    assert len(entries(setting)) == 1
+
+
 def test_a_repeated_stage_has_the_same_bits_and_is_charged_once(make_setting: MakeSetting) -> None:
     """A crash, or a backup from before the round, repeats the stage; its noise is no second draw."""
     setting = private(make_setting)

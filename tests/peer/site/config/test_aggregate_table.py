@@ -48,6 +48,9 @@ def test_a_sum_is_not_secure_unless_the_file_says_so() -> None:
             "aggregate.colluders_max: only a secure sum has a use for it; set secure = true, or leave it out",
         ),
         ({"secure": False, "aggregate": {"clip": 1.0}}, "aggregate.clip: only a secure sum has a use for it"),
+        ({"secure": False, "aggregate": {"members_min": 3}}, "aggregate.members_min: only a secure sum has a use"),
+        ({"aggregate": {"members_min": 2}}, "aggregate.members_min: expected at least 3, found 2"),
+        ({"aggregate": {"members_min": 4}}, "aggregate.members_min: 4 is more than the 3 sites; lower it"),
         ({"method": "local"}, "aggregate.secure: local averages nothing; leave it out"),
         ({"method": "dflmoe_averaged"}, "aggregate.secure: dflmoe_averaged averages nothing; leave it out"),
         ({"method": "fedvisit"}, "aggregate.secure: fedvisit has no mean of all sites, which alone can be added up"),
@@ -99,6 +102,12 @@ def test_the_least_number_of_sites_has_a_sum_and_one_less_has_none(colluders: in
     with pytest.raises(ConfigError, match=f"needs {least} sites"):
         federation(sites=least - 1, aggregate={"colluders_max": colluders})
     assert federation(sites=SECURE_SITES_MAX).aggregate.secure
+
+
+@pytest.mark.parametrize(("least", "expected"), [(None, 4), (3, 4), (4, 4), (6, 6)])
+def test_a_federation_may_ask_for_more_contributors_than_the_protocol(least: int | None, expected: int) -> None:
+    keys = {} if least is None else {"members_min": least}
+    assert federation(sites=6, aggregate=keys).aggregate.contributors_min(6) == expected
 
 
 @pytest.mark.parametrize("method", sorted(PLANS))

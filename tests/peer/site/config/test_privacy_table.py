@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ DIGEST = Sha256("ab" * 32)
 
 
 def federation(*, method: Any = "fedavg", privacy: Any = None, **keys: Any) -> FederationConfig:
-    roster = [{"name": f"site-{number}"} for number in range(3)]
+    roster = [{"name": f"site-{number}"} for number in range(keys.pop("sites", 3))]
     table = {key: value for key, value in {**NOISE, **(privacy or {})}.items() if value is not None}
     shared = {"shared_model": {"name": "resnet10", "norm": "group"}}
     return FederationConfig.parse(
@@ -69,6 +71,41 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
 def test_what_would_leave_without_noise_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
         federation(**keys)
+
+
+def one_shot(*, privacy: Any = None, **keys: Any) -> FederationConfig:
+    return federation(method="pooled_head", privacy={"people": None, **(privacy or {})}, **{"rounds": 1, **keys})
+
+
+def test_sums_have_noise_once_which_sites_share_under_masks() -> None:
+    noise = one_shot().noise
+    assert noise is not None
+    assert (noise.steps, noise.people, noise.sharers, noise.colluders) == (1, 1, 1, None)
+    assert noise.clip == pytest.approx(math.sqrt(2))
+    assert noise.share == pytest.approx(1 / mu_of(3, 1e-4))
+    secure = {"secure": True}
+    assert one_shot(aggregate=secure).noise == noise, "each adds it all where one of three may be absent"
+    assert one_shot(aggregate=secure | {"members_min": 3}).noise == dataclasses.replace(noise, sharers=2, colluders=1)
+    shared = one_shot(sites=7, aggregate=secure | {"members_min": 6, "colluders_max": 2}).noise
+    assert shared == dataclasses.replace(noise, sharers=4, colluders=2)
+    trained = federation(aggregate=secure | {"members_min": 3}).noise
+    assert trained is not None
+    assert trained.sharers == 1, "after several steps, a sum of weights is no sum of noised gradients"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"privacy": {"people": 9}}, "privacy.people: pooled_head bounds what its sums have of a person by itself"),
+        ({"privacy": {"clip": 2.0}}, "privacy.clip: pooled_head bounds"),
+        ({"privacy": {"epsilon": None}}, 'privacy.epsilon: mechanism = "noise" needs it'),
+        ({"rounds": 2}, "rounds: pooled_head would send the same sums again, with other noise; set rounds = 1"),
+        ({"privacy": {"epsilon": 1e-9, "delta": 1e-9}}, "privacy.epsilon: 1e-09 over 1 steps takes noise of .* clip"),
+    ],
+)
+def test_sums_with_noise_that_would_not_hold_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
+        one_shot(**keys)
 
 
 @pytest.mark.parametrize("key", ["epsilon", "people"])

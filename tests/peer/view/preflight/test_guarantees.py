@@ -58,6 +58,18 @@ def test_the_ring_of_a_secure_sum_is_said(keys: Any, holds: str) -> None:
     assert ring.message.endswith("a sum needs 3 of 4 sites")
 
 
+def test_shared_noise_is_said_with_what_it_is_if_all_others_conspire() -> None:
+    keys = {"method": "pooled_head", "rounds": 1, "stages": {}, "shared_model": {"name": "linear"}}
+    privacy = {"mechanism": "noise", "epsilon": 1.0}
+    alone = findings(**keys, privacy=privacy)["noise"].message
+    assert alone.startswith("sigma 3.19 times the clip of 1.41, in one step: ε 1 (δ 1e-4) for each person")
+    assert "conspire" not in alone
+    shared = findings(**keys, privacy=privacy, aggregate={"secure": True, "members_min": 4})
+    text = ". Sites share it: this holds against 1 of the others together, and ε 1.87 if all others conspire"
+    assert shared["noise"].message == alone + text
+    assert shared["secure sums"].message.endswith("a sum needs 4 of 4 sites")
+
+
 def test_whole_numbers_have_a_bound_of_their_own() -> None:
     keys = {"method": "statistics", "rounds": 1, "stages": {}, "aggregate": {"secure": True}}
     task = {"kind": "tabular", "classes": 2, "column": [{"name": "age", "kind": "number", "range": [0, 100]}]}
