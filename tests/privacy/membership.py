@@ -1,7 +1,8 @@
 """Membership inference on every kind of artifact: ``python tests/privacy/membership.py [--quick] [METHOD ...]``.
 
 What a site gets in several rounds of FedVisit is added up, too, and ``--small`` also compares what a visit changes in
-the head's bias, and in the mean prediction, with the host's classes. ``--options`` does so with settings that limit it.
+the head's bias, and in the mean prediction, with the host's classes. ``--options`` does so with settings that limit it,
+and ``--noise`` compares federations with noise at several epsilon.
 
 Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
 of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
@@ -32,6 +33,7 @@ import models
 from peer.core import commands, events
 from peer.core.artifacts import Source
 from peer.core.leak import area_under_curve
+from peer.core.privacy import auc_max, mu_of
 from peer.core.roster import SiteName
 from peer.lab.datasets import digits
 from peer.lab.experiments.experiment import Experiment
@@ -43,6 +45,7 @@ from peer.methods.method import DAM, MIXTURE, TRANSMITTER
 from peer.methods.public_distillation.stages import PUBLIC
 from peer.methods.registry import find_plan
 from peer.methods.scaffold.stages import CONTROL
+from peer.site.config.privacy_table import NoiseConfig
 from peer.train.artifact import read_network, read_state
 from peer.train.data.datalist import inspect_datalist
 from peer.train.membership_attack import sample_losses
@@ -72,7 +75,7 @@ budget.minor_steps = {minor_steps}
 budget.learning_rate = {learning_rate}
 task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
 partitions.parted = {{{partition}, sites = ["africa", "america", "asia", "europe"]}}
-models.small."*" = {{name = "resnet10", width = 4, max_pool = false}}
+models.small."*" = {{name = "resnet10", width = 4, max_pool = false, norm = "{norm}"}}
 proxy = {{name = "resnet10", width = 4, max_pool = false}}
 messenger = {{name = "messenger_classification", width = 8}}
 methods.{method} = {{{parameters}}}
@@ -105,6 +108,9 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     'class_weights = "balanced"': {"training": 'training.class_weights = "balanced"'},
 }
 """What a federation of FedVisit, or each of its sites, can set."""
+EPSILONS = (8.0, 3.0, 1.0)
+PEOPLE = 67
+"""Of a site with ``FITTED``, each image a person."""
 STUDENT_EPOCHS = 30
 THROUGH_RECEIVER = ("head", "messenger", "prototype")  # kinds that predict through networks of the receiver
 LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} | {:>8} |"
@@ -358,7 +364,7 @@ def simulate(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "membership.toml"
         public = find_plan(method).public
-        chosen = {"training": ""} | write_pools(Path(folder), public=public) | scale
+        chosen = {"training": "", "norm": "batch"} | write_pools(Path(folder), public=public) | scale
         if public:  # a third of the images is public: this leaves as many to train on
             chosen["test_share"] = 1 - 1.5 * (1 - scale["test_share"])
         path.write_text(EXPERIMENT.format(**chosen, method=method, probability=0.5 if augmented else 0.0))
@@ -369,7 +375,7 @@ def simulate(
     return simulations
 
 
-def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
+def table_rows(figures: Sequence[Figure], variant: str = "") -> Iterator[str]:
     """A line for each victim: the means of the first, the middle and the last round, and the range of all figures."""
     for kind, victim in dict.fromkeys((figure.kind, figure.victim) for figure in figures):
         chosen = [figure for figure in figures if (figure.kind, figure.victim) == (kind, victim)]
@@ -377,7 +383,7 @@ def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
         shown = (rounds[0], rounds[len(rounds) // 2], rounds[-1])
         means = [fmean(figure.auc for figure in chosen if figure.rounds == number) for number in shown]
         aucs = [figure.auc for figure in chosen]
-        method = chosen[0].method + (", augmented" if augmented else "")
+        method = chosen[0].method + variant
         right = fmean(figure.accuracy for figure in chosen if figure.rounds == rounds[-1])
         cells = [f"{mean:.2f}" for mean in means] + [f"{min(aucs):.2f} to {max(aucs):.2f}", f"{right:.2f}"]
         yield LINE.format(chosen[0].kind, method, victim, *cells)
@@ -418,12 +424,35 @@ def print_options(scale: dict[str, Any]) -> None:
 
 def print_table(methods: Sequence[str], scale: dict[str, Any], *, augmented: bool = True) -> None:
     """Print the table of figures, also with augmentation for those methods that it is measured for."""
-    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range", "accuracy")
-    print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
+    print_header()
     for method in methods:
         for with_augmentation in (False, True) if method in AUGMENTED and augmented else (False,):
             figures = measure(method, augmented=with_augmentation, scale=scale)
-            print(*table_rows(figures, augmented=with_augmentation), sep="\n", flush=True)
+            print(*table_rows(figures, ", augmented" if with_augmentation else ""), sep="\n", flush=True)
+
+
+def print_header() -> None:
+    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range", "accuracy")
+    print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
+
+
+def noised(epsilon: float | None, people: int = PEOPLE) -> dict[str, str]:
+    """What a scale changes for noise at this epsilon, ``None`` for none, with the same network."""
+    if epsilon is None:
+        return {"norm": "group"}
+    noise = f'privacy = {{mechanism = "noise", epsilon = {epsilon}, people = {people}}}'
+    return {"norm": "group", "parameters": noise}
+
+
+def print_noise(methods: Sequence[str]) -> None:
+    """Print the table of figures with and without noise, and which AUC no attack exceeds."""
+    print_header()
+    for method in methods:
+        for epsilon in (None, *EPSILONS):
+            figures = measure(method, augmented=False, scale=FITTED | noised(epsilon))
+            print(*table_rows(figures, ", no noise" if epsilon is None else f", ε {epsilon:g}"), sep="\n", flush=True)
+    bounds = ", ".join(f"ε {epsilon:g}: {auc_max(mu_of(epsilon, NoiseConfig().delta)):.3f}" for epsilon in EPSILONS)
+    print(f"No attack exceeds {bounds}.")
 
 
 def main() -> None:
@@ -438,7 +467,11 @@ def main() -> None:
     scales.add_argument(
         "--options", type=int, metavar="N", help="the same with each setting that limits it, three seeds"
     )
+    scales.add_argument("--noise", action="store_true", help="of fedavg and fedvisit, as --fitted, with noise")
     arguments = parser.parse_args()
+    if arguments.noise:
+        print_noise(arguments.methods or ("fedavg", "fedvisit"))
+        return
     if arguments.small is not None:
         for samples in arguments.small or SMALL_SITES:
             scale = FULL | {"seeds": [0], "steps": 12, "test_share": 1 - samples / POOL}

@@ -1,11 +1,14 @@
 """The attack of ``membership.py`` sees what was planted, and attacks what leaves in each kind of exchange."""
 
+from statistics import fmean
+
 import pytest
 import torch
 import torch.nn.functional as F
-from privacy.membership import QUICK, Figure, measure, membership_auc, table_rows
+from privacy.membership import FITTED, QUICK, Figure, measure, membership_auc, noised, table_rows
 from torch import nn
 
+from peer.core.privacy import auc_max, mu_of
 from peer.train.samples import DataSplit
 
 
@@ -43,8 +46,18 @@ def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(m
 def test_a_row_has_the_mean_of_three_rounds_and_the_range_of_all() -> None:
     pairs = ((1, 0.5), (1, 0.6), (2, 0.7), (3, 0.9))
     figures = [Figure("model", "fedavg", "the sender", *pair, accuracy=pair[0] / 4) for pair in pairs]
-    (row,) = table_rows(figures, augmented=False)
+    (row,) = table_rows(figures)
     assert [cell.strip() for cell in row.split("|")[-6:-1]] == ["0.55", "0.70", "0.90", "0.50 to 0.90", "0.75"]
+
+
+@pytest.mark.nightly
+def test_noise_hides_who_was_trained_on_from_a_network_that_knows_them_by_heart() -> None:
+    scale = FITTED | {"rounds": 2}
+    bare, private = (measure("fedavg", augmented=False, scale=scale | noised(epsilon)) for epsilon in (None, 1.0))
+    last = [[figure.auc for figure in figures if figure.rounds == 2] for figures in (bare, private)]
+    assert min(last[0]) > 0.55
+    assert max(last[1]) < auc_max(mu_of(1.0, 1e-4)) + 3 * 0.05  # of 67 and 382 people, 0.05 is more than the error
+    assert fmean(last[1]) == pytest.approx(0.5, abs=0.06)
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
 
 from models import Output
@@ -92,10 +93,10 @@ def released(people: Mapping[str, torch.Tensor], noise: StageNoise, steps: int =
     return gradients
 
 
-def audit(noise: StageNoise) -> float:
-    """Return the mu that canaries measure: 200 unit directions, each in the data by a coin.
+def scores_of(noise: StageNoise) -> tuple[list[float], list[float]]:
+    """Return the scores of 200 canaries, unit directions each in the data by a coin: of those inside, and outside.
 
-    Source: PRIVACY of the project, after Steinke et al. 2023: the score of a canary is its projection.
+    The score of a canary is its projection.
     """
     draw = torch.Generator().manual_seed(5)
     directions = nn.functional.normalize(torch.randn(CANARIES, PARTS * WIDTH, generator=draw), dim=1)
@@ -105,8 +106,60 @@ def audit(noise: StageNoise) -> float:
     scores = (directions @ total / (NOISE.sigma * CLIP * math.sqrt(STEPS))).tolist()
     inside = [score for score, coin in zip(scores, coins, strict=True) if coin]
     outside = [score for score, coin in zip(scores, coins, strict=True) if not coin]
+    return inside, outside
+
+
+def audit(noise: StageNoise) -> float:
+    """Return the mu that canaries measure."""
+    inside, outside = scores_of(noise)
     spread = math.sqrt((statistics.variance(inside) + statistics.variance(outside)) / 2)
     return (statistics.mean(inside) - statistics.mean(outside)) / spread
+
+
+def epsilon_low(canaries: int, guesses: int, right: int, delta: float) -> float:
+    """Return which epsilon a mechanism has at least, at 95 % confidence, by an attack's right guesses of coins.
+
+    Source: Steinke, Nasr & Jagielski 2023, theorem 5.2.
+    """
+
+    def p_value(epsilon: float) -> float:
+        shares = binom.pmf(range(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
+        below = np.cumsum(shares[right - 1 :: -1]) if right else np.zeros(1)
+        slack = float(np.max(below / np.arange(1, len(below) + 1)))
+        return min(1.0, float(shares[right:].sum()) + 2 * canaries * delta * slack)
+
+    low, high = 0.0, 20.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle) <= 0.05 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "right", "delta", "expected"),
+    [
+        (100, 100, 70, 0.0, 0.471672),
+        (100, 100, 90, 0.0, 1.630823),
+        (100, 100, 100, 0.0, 3.492965),
+        (1000, 100, 95, 1e-5, 2.165176),
+        (1000, 1000, 750, 1e-5, 0.976367),
+    ],
+)
+def test_a_one_run_audit_has_the_known_answers(
+    canaries: int, guesses: int, right: int, delta: float, expected: float
+) -> None:
+    assert epsilon_low(canaries, guesses, right, delta) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("epsilon", "contradicted"), [(8.0, False), (0.5, True)])
+def test_one_run_contradicts_a_guarantee_that_is_sixteen_times_too_small_and_not_the_right_one(
+    epsilon: float, contradicted: bool
+) -> None:
+    """The noise is that of epsilon 8; an attacker guesses the half with the larger scores."""
+    inside, outside = scores_of(noise_of())
+    median = statistics.median([*inside, *outside])
+    right = sum(score > median for score in inside) + sum(score <= median for score in outside)
+    assert (epsilon_low(CANARIES, CANARIES, right, NOISE.delta) > epsilon) == contradicted
 
 
 def test_canaries_measure_the_claimed_mu() -> None:
