@@ -49,7 +49,7 @@ class PrivacyMeter:
                 "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
             )
 
-    def charge(self, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    def charge(self, loop: Loop, work: str, base: Mapping[str, Any], *, generation: int) -> dict[str, Any]:
         """Record what a stage will spend, before its first step; return what its checkpoint's record must tell.
 
         Raises:
@@ -72,10 +72,18 @@ class PrivacyMeter:
             spent = noise.mu_squared(loop.noised_steps)
             made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
             entry = hashlib.sha256(repr((*made_of, torch.__version__, __version__)).encode()).hexdigest()
-            bound = mu_of(settings.epsilon_max, noise.delta)
+            steps = round(spent * noise.sigma**2)
             try:
                 self._budget.restore(self._member, settings.spent_mu, self._people())
-                self._budget.charge(entry, self._member, spent, self._people(), mu_max=bound)
+                self._budget.charge(
+                    entry,
+                    self._member,
+                    spent,
+                    self._people(),
+                    mu_max=mu_of(settings.epsilon_max, noise.delta),
+                    steps=steps,
+                    generation=generation,
+                )
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
         return {}
@@ -88,10 +96,18 @@ class PrivacyMeter:
         if not any(each.steps for each in events.made_artifacts(event)):
             return event
         try:
-            mu, is_within = self._budget.standing(self._member, self._people())
+            bound = mu_of(settings.epsilon_max, noise.delta)
+            standing = self._budget.standing(self._member, self._people(), mu_max=bound)
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
-        spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within)
+        spending = Spending(
+            standing.mu,
+            noise.delta,
+            settings.epsilon_max,
+            exceeded=not standing.is_within,
+            steps=standing.steps,
+            federation_mu=standing.federation_mu,
+        )
 
         def labelled(artifact: Artifact) -> Artifact:
             return replace(artifact, spent=spending) if artifact.steps else artifact

@@ -91,6 +91,35 @@ async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_h
     assert refusals == ([] if proven else [events.PeerRefused(ASIA, reason)])
 
 
+async def test_what_was_spent_is_believed_by_this_site_s_own_signature_alone(site: SiteUnderTest) -> None:
+    """A restored site begins at what its newest manifest at a peer says; no peer can make it spend out."""
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact, (TensorSpec("w", "F32", (2,)),))
+    member = f"{site.federation.digest}/{EUROPE}"
+    for signer, mu in (site.pki.admit(ASIA), 19.0), (site.pki.identity, 0.7):
+        signed = sign_manifest(signer, encode_manifest(replace(manifest, mu=mu)))
+        await site.service.hello(ASIA, greeting(site, seen=Seen(1, 5, artifact.sha256, signed)))
+    refusal, _, greeted = site.events
+    assert refusal == events.PeerRefused(
+        ASIA, "claims to have an artifact of this site: the certificate names asia, not europe"
+    )
+    assert isinstance(greeted, events.PeerGreeted)
+    assert site.budget.standing(member, ["ann"]).mu == pytest.approx(0.7)
+    assert site.faults == []
+
+
+async def test_an_account_that_cannot_be_read_ends_the_site_that_learns_of_spending(site: SiteUnderTest) -> None:
+    """Going on would forget it."""
+    site.budget.charge("1", "x", 1.0, ["ann"], mu_max=2.0)
+    (site.home / ".privacy" / "budget.json").write_text("{")
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact, (TensorSpec("w", "F32", (2,)),))
+    signed = sign_manifest(site.pki.identity, encode_manifest(replace(manifest, mu=0.7)))
+    await site.service.hello(ASIA, greeting(site, seen=Seen(1, 5, artifact.sha256, signed)))
+    (fault,) = site.faults
+    assert "the account of what this machine's people have lost cannot be used" in str(fault)
+
+
 async def test_a_round_far_ahead_is_reported_as_proved_only_under_the_peer_s_signature(
     site: SiteUnderTest,
 ) -> None:
