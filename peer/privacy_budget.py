@@ -70,7 +70,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Balance:
     """What has left about one person at most.
 
     Attributes:
@@ -167,7 +167,7 @@ class PrivacyBudget:
             self._write(account)
         return fits
 
-    def standing(self, member: str, people: Iterable[str], *, mu_max: float = math.inf) -> Standing:
+    def standing(self, member: str, people: Iterable[str], *, mu_max: float = math.inf) -> Balance:
         """Return what has left about one person at most.
 
         The people are these, and all whom a stage of the member has ever had.
@@ -188,7 +188,7 @@ class PrivacyBudget:
         steps = Counter[float]()
         for entry in filter(lambda entry: entry.mu_squared, entries):
             steps[float(f"{entry.sigma:.12g}")] += entry.steps
-        return Standing(
+        return Balance(
             mu=math.sqrt(lost),
             is_within=all(entry.released for entry in own) and _is_within(lost, mu_max),
             steps=tuple(NoisySteps(sigma, count) for sigma, count in sorted(steps.items())),

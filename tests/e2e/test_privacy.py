@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SITES = ("africa", "asia", "europe")
 ROUNDS, STEPS, EPSILON, DELTA = 4, 3, 8.0, 0.005
 THRIFTY = "europe"
+VERIFY = Path(__file__).parents[2] / "deploy" / "verify_export.py"
 MODEL = 'name = "resnet10"\n{table}width = 4\nstem_stride = 2\nnorm = "group"'
 STAGES = (
     f"[stages.train]\ncount = {STEPS}\nlearning_rate = 1e-3\n"
@@ -80,6 +83,16 @@ def test_the_last_round_spends_what_the_federation_permits(calm: LocalFederation
     assert len(entries(calm)) == ROUNDS * len(SITES)
     total = sum(entry["mu_squared"] for entry in entries(calm)) / len(SITES)
     assert epsilon_of(total**0.5, DELTA) == pytest.approx(EPSILON, abs=1e-6)
+
+
+def test_an_outsider_derives_the_same_figures_from_an_export(calm: LocalFederation, tmp_path: Path) -> None:
+    run_json("--home", calm.home, "egress", "export", "--site", "asia", "--out", tmp_path / "asia.json")
+    command = [sys.executable, "-I", VERIFY, tmp_path / "asia.json", calm.folder("asia").federation_toml]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    lines = done.stdout.splitlines()
+    assert "holds  receivers: africa (4 artifacts), europe (4 artifacts)" in lines
+    assert lines[3].startswith(f"holds  guarantee: epsilon 8.0000 of {EPSILON} (delta {DELTA}), no attack beyond AUC ")
 
 
 def test_the_simulator_computes_the_same_bits(calm: LocalFederation, assert_simulated: Callable[..., None]) -> None:
