@@ -45,7 +45,7 @@ class Entry:
         mu_squared: the sum of ``1 / sigma**2`` over the steps.
         released: whether its result may have left the site.
         steps: their number.
-        generation: that in which it was charged first.
+        generation: that in which it was charged first; 0 of what another record says was spent.
     """
 
     member: str
@@ -236,14 +236,17 @@ class PrivacyBudget:
         return math.sqrt(missing)
 
     def _settle_claims(self, account: Account, member: str, people: Iterable[str]) -> Account:
-        """Charge what a member's claims say beside its entries of the same generations and of earlier ones."""
+        """Charge what a member's claims say beside its entries of the same generations and of earlier ones.
+
+        The new entry has no generation: a manifest of any other one may have known of it.
+        """
         own = [claim for claim in account.claims if claim.member == member]
         for claim in sorted(own, key=lambda claim: claim.generation):
             missing = claim.mu**2 - account.spent_by(member, until=claim.generation)
             if missing > claim.mu**2 * SLACK:
                 name = f"manifest of {member}: generation {claim.generation}, {claim.mu!r}"
                 digest = self._enter(account, people)
-                account.entries[name] = Entry(member, digest, missing, released=True, generation=claim.generation)
+                account.entries[name] = Entry(member, digest, missing, released=True)
         return replace(account, claims=tuple(claim for claim in account.claims if claim.member != member))
 
     def _enter(self, account: Account, people: Iterable[str]) -> str:

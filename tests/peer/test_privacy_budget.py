@@ -1,12 +1,13 @@
 """The people's account: nothing is charged twice, nothing is forgotten, and only what was charged leaves."""
 
+import json
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from peer.core.privacy import NoisySteps
+from peer.core.privacy import MU_MAX, NoisySteps
 from peer.privacy_budget import PrivacyBudget
 
 PEOPLE = ("ann", "bob")
@@ -70,6 +71,8 @@ def test_what_a_site_tells_others_depends_on_no_person(tmp_path: Path) -> None:
         budget.charge(str(number), "one/asia", 2.0, [person], mu_max=9.0)
     assert budget.standing("one/asia", PEOPLE).federation_mu == 2.0
     assert standing(budget, "one/asia", PEOPLE)[0] == pytest.approx(2**0.5)
+    budget.charge("large", "one/asia", 398.0, ["cy"], mu_max=MU_MAX)
+    assert budget.standing("one/asia", PEOPLE).federation_mu == MU_MAX, "others would refuse more"
 
 
 def test_a_manifest_tells_a_restored_account_what_it_lacks_whenever_a_peer_shows_it(tmp_path: Path) -> None:
@@ -88,6 +91,15 @@ def test_a_manifest_tells_a_restored_account_what_it_lacks_whenever_a_peer_shows
         known = budget.standing("one/asia", PEOPLE)
         assert known.federation_mu == known.mu
         assert budget.claim("one/asia", 9, known.federation_mu) == 0.0, "it lacks nothing of its own manifest"
+    assert json.loads((tmp_path / "late" / "budget.json").read_text())["claims"] == []
+
+
+def test_an_older_manifest_tells_nothing_new(tmp_path: Path) -> None:
+    """A peer that was away since generation 5 shows what the manifest of generation 7 has counted."""
+    budget = PrivacyBudget(tmp_path)
+    assert budget.claim("one/asia", 7, 2.0) == 2.0
+    assert standing(budget, "one/asia", PEOPLE) == (2.0, True)
+    assert budget.claim("one/asia", 5, 1.9) == 0.0
 
 
 def test_a_manifest_can_end_what_a_site_sends_even_within_a_stage(tmp_path: Path) -> None:
@@ -105,6 +117,7 @@ def test_what_was_not_charged_counts_before_anything_later_leaves(tmp_path: Path
     assert budget.charge("1", "one/asia", 3.0, PEOPLE, mu_max=2.0)
     assert not budget.charge("2", "one/asia", 3.0, PEOPLE, mu_max=2.0)
     assert standing(budget, "one/asia", PEOPLE) == (pytest.approx(3**0.5), False)
+    assert budget.standing("one/asia", PEOPLE).federation_mu == pytest.approx(3**0.5)
     assert not budget.charge("3", "one/asia", 1.0, PEOPLE, mu_max=2.5)
     assert budget.charge("3", "one/asia", 1.0, PEOPLE, mu_max=2.7)
     assert standing(budget, "one/asia", PEOPLE) == (pytest.approx(7**0.5), True)
