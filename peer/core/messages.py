@@ -27,7 +27,8 @@ class Manifest:
     """The signed description of an artifact; ``round`` is the round that consumes it.
 
     An artifact for ``evaluation`` is the origin's model at the end of ``round``: receivers measure
-    it and do not train with it.
+    it and do not train with it. ``mu`` is what the origin has spent in this federation, this artifact included, as
+    ``Spending.federation_mu``; ``None`` without noise.
     """
 
     federation: Sha256
@@ -42,6 +43,7 @@ class Manifest:
     egress_head: str = ""
     evaluation: bool = False
     head: ChainHead | None = None
+    mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

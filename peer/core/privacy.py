@@ -126,6 +126,14 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class NoisySteps:
+    """A number of steps whose noise has the standard deviation ``sigma``, in units of the clipping norm."""
+
+    sigma: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spending:
     """What everything that has left until now tells of one person of this site at most.
 
@@ -135,6 +143,8 @@ class Spending:
         epsilon_max: what the site may spend.
         exceeded: whether the artifact would spend more, so that it stays here.
         colluders: where sites share their noise, against how many of them together this holds; ``None``: against all.
+        steps: all that ``mu`` counts: its square is the sum of ``steps / sigma**2``.
+        federation_mu: the same of the steps of this federation alone, whoever was in them.
     """
 
     mu: float
@@ -142,10 +152,19 @@ class Spending:
     epsilon_max: float
     exceeded: bool = False
     colluders: int | None = None
+    steps: tuple[NoisySteps, ...] = ()
+    federation_mu: float = 0.0
 
     @property
     def epsilon(self) -> float:
         return epsilon_of(self.mu, self.delta)
+
+
+class NoisyStepsFacts(TypedDict):
+    """Steps with the same noise."""
+
+    sigma: Annotated[float, "standard deviation of a step's noise, in units of the clipping norm"]
+    steps: Annotated[int, "how many; of what another record says was spent, 1 with the sigma that spends as much"]
 
 
 class SpendingFacts(TypedDict):
@@ -158,6 +177,7 @@ class SpendingFacts(TypedDict):
     auc_max: Annotated[float, "no attack tells who was trained on with a larger AUC"]
     exceeded: Annotated[bool, "whether the artifact would spend more, and stays here"]
     colluders: Annotated[NotRequired[int], "only where sites share their noise: against how many of them together"]
+    steps: Annotated[list[NoisyStepsFacts], "the steps that mu counts: its square is the sum of steps / sigma**2"]
 
 
 def spent_facts(spending: Spending | None) -> dict[str, SpendingFacts]:
@@ -175,6 +195,7 @@ def spending_facts(spending: Spending) -> SpendingFacts:
         "mu": spending.mu,
         "auc_max": round(auc_max(spending.mu), DIGITS),
         "exceeded": spending.exceeded,
+        "steps": [{"sigma": each.sigma, "steps": each.steps} for each in spending.steps],
     }
     if spending.colluders is not None:
         facts["colluders"] = spending.colluders

@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography import x509
 
-from peer import __version__, errors
+from peer import __version__, errors, privacy_budget
 from peer.core import access, commands, events, rows, site_memory, worker_protocol
 from peer.core.epochs import Epochs
 from peer.core.liveness import AWAY
@@ -172,6 +172,7 @@ class Daemon:
             note_head=lambda peer, head: self.amendments.note_head(peer, head),
             clock=loop_time,
             refused=refused,
+            budget=privacy_budget.PrivacyBudget(self.folder.home / privacy_budget.FOLDER),
         )
 
     def _server(self, refused: Container[str]) -> ExchangeServer:
@@ -364,8 +365,7 @@ class Daemon:
             PeerError: the site cannot continue; all finished work is on disk.
         """
         try:
-            unknown = self.ledger.close_open_intents()
-            if unknown:
+            if unknown := self.ledger.close_open_intents():
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
             self.store.put_strays_aside(self.home / STRAY_FOLDER, self.journal.mentions)
             await bind()

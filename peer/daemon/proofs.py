@@ -116,8 +116,8 @@ class ClaimProofs:
         manifest = decode_manifest(body)
         return Seen(manifest.generation, manifest.round, manifest.artifact.sha256)
 
-    def verify_seen(self, seen: Seen) -> None:
-        """Verify that this site's signature proves what a peer has seen of it.
+    def verify_seen(self, seen: Seen) -> Manifest:
+        """Verify that this site's signature proves what a peer has seen of it; return the manifest.
 
         The dates of the certificate do not matter: it may have been renewed since.
 
@@ -133,6 +133,7 @@ class ClaimProofs:
         stated = (manifest.federation, manifest.origin, *_purpose(manifest), manifest.artifact.sha256)
         if stated != (self._federation, site, seen.generation, seen.round, False, seen.sha256):
             raise ValueError("the manifest is of another artifact")
+        return manifest
 
     @functools.cached_property
     def _ca(self) -> x509.Certificate:

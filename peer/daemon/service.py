@@ -45,7 +45,7 @@ from peer.daemon.egress_policy import EgressPolicy
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
 from peer.daemon.proofs import ClaimProofs
-from peer.errors import CertificateError, PeerError
+from peer.errors import CertificateError, PeerError, StateError
 from peer.net.transport import wire
 from peer.net.transport.bounds import WireError
 from peer.net.transport.header import read_tensors
@@ -53,6 +53,7 @@ from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base6
 from peer.net.transport.rates import TokenBucket
 from peer.net.transport.server import Grant, Outcome, Refusal, Status
 from peer.net.transport.tls import Pki
+from peer.privacy_budget import PrivacyBudget
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.identity.certificates import OtherKey, verify_pinned
 from peer.site.records.journal import Journal
@@ -90,6 +91,7 @@ class PeerService:
         chain: the amendments; None: there are none.
         note_head: called with a caller's chain tip, a claim that this site may verify.
         refused: SHA-256 digests of certificates whose signatures prove nothing.
+        budget: the account of what this machine's people have lost; None: there is none.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
 
@@ -108,9 +110,10 @@ class PeerService:
         chain: ChainKeeper | None = None,
         note_head: Callable[[SiteName, ChainHead | None], None] = lambda peer, head: None,
         refused: Container[str] = frozenset(),
+        budget: PrivacyBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._chain, self._note_head = chain, note_head
+        self._chain, self._note_head, self._budget = chain, note_head, budget
         self.notices = NoticeSpread(machine.rules.site, lambda: chain.notices if chain is not None else {})
         rate = (limits.AMENDMENT_CALLS_PER_SECOND_MAX, limits.AMENDMENT_CALLS_BURST, clock)
         self._amendment_calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
@@ -180,6 +183,7 @@ class PeerService:
             evaluation=evaluation,
             reexport=self._site.egress.reexport,
             head=self._machine.head,
+            mu=None if artifact.spent is None else artifact.spent.federation_mu,
         )
         signed = sign_manifest(self._pki.load(), encode_manifest(manifest))
         self._journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
@@ -249,11 +253,27 @@ class PeerService:
         if seen is None or seen.manifest is None or peer in self._machine.greeted:
             return None
         try:
-            self._proofs.verify_seen(seen)
+            manifest = self._proofs.verify_seen(seen)
         except ValueError as error:
             self._report(events.PeerRefused(peer, f"claims to have an artifact of this site: {error}"))
             return None
+        self._recall_spending(peer, manifest)
         return seen
+
+    def _recall_spending(self, peer: SiteName, manifest: Manifest) -> None:
+        """Add to the people's account what this site's own manifest says was spent, and the account lacks."""
+        if manifest.mu is None or self._budget is None:
+            return
+        member = f"{self._federation.digest}/{self._machine.rules.site}"
+        try:
+            missing = self._budget.claim(member, manifest.generation, manifest.mu)
+        except (OSError, ValueError) as error:
+            self._fail(StateError(f"the account of what this machine's people have lost cannot be used: {error}"))
+            return
+        if missing:
+            facts = {"peer": peer, "round": manifest.round, "generation": manifest.generation, "mu": manifest.mu}
+            log.warning("a peer's manifest of this site tells of more spending than its account", extra=facts)
+            self.policy.add_spending(missing)
 
     def pulse(self, peer: SiteName, *, echo: SiteName | None = None) -> Heartbeat:
         """Build this site's heartbeat for a peer and count it as sent; ``echo``: whose notice the peer sent."""

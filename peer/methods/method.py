@@ -80,14 +80,19 @@ class Forward(Protocol):
         """Return the output of the network, or of its submodule ``part``, for these inputs."""
 
 
-class SumNoise(Protocol):
+class NoiseOnSums(Protocol):
     """The noise that a site of a private federation adds to sums over its people.
 
     Attributes:
-        multiplier: its standard deviation, in units of the largest norm by which one person changes the sums.
+        bound: the L2 norm by which one person changes the sums at most, the plan's ``sensitivity``.
+        multiplier: the standard deviation of the noise, in units of the bound.
     """
 
-    multiplier: float
+    @property
+    def bound(self) -> float: ...
+
+    @property
+    def multiplier(self) -> float: ...
 
     def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
         """Return for integer sums, int64, integers of normal distributions with these standard deviations.
@@ -237,7 +242,7 @@ class StageContext:
     records: Callable[[], Sequence[Record]] = tuple
     target: Target = CLASS
     count_min: int = 1
-    noise: SumNoise | None = None
+    noise: NoiseOnSums | None = None
 
     @property
     def dam(self) -> Network:

@@ -503,6 +503,7 @@ class Manifest(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     COMMITMENTS_FIELD_NUMBER: _builtins.int
+    MU_FIELD_NUMBER: _builtins.int
     federation: _builtins.bytes
     generation: _builtins.int
     method: _builtins.str
@@ -523,6 +524,8 @@ class Manifest(_message.Message):
     """empty while nothing has left the site"""
     evaluation: _builtins.bool
     """to be measured, and not to be trained with"""
+    mu: _builtins.float
+    """what the origin has spent in this federation with noise, this artifact included"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     @_builtins.property
@@ -555,13 +558,19 @@ class Manifest(_message.Message):
         evaluation: _builtins.bool = ...,
         head: Global___Head | None = ...,
         commitments: _abc.Iterable[Global___SiteDigest] | None = ...,
+        mu: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "head", b"head", "training_samples", b"training_samples"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mu", b"_mu", "_training_samples", b"_training_samples", "head", b"head", "mu", b"mu", "training_samples", b"training_samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "commitments", b"commitments", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "head", b"head", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mu", b"_mu", "_training_samples", b"_training_samples", "bytes", b"bytes", "commitments", b"commitments", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "head", b"head", "kind", b"kind", "method", b"method", "mu", b"mu", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__mu: _TypeAlias = _typing.Literal["mu"]  # noqa: Y015
+    _WhichOneofArgType__mu: _TypeAlias = _typing.Literal["_mu", b"_mu"]  # noqa: Y015
     _WhichOneofReturnType__training_samples: _TypeAlias = _typing.Literal["training_samples"]  # noqa: Y015
     _WhichOneofArgType__training_samples: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mu) -> _WhichOneofReturnType__mu | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__training_samples) -> _WhichOneofReturnType__training_samples | None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015

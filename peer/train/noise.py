@@ -119,7 +119,7 @@ class PrivateSum:
 
 @dataclass(frozen=True)
 class SumNoise:
-    """The noise of sums over people, of one stage: see :class:`peer.methods.method.SumNoise`.
+    """The noise of sums over people, of one stage: see :class:`peer.methods.method.NoiseOnSums`.
 
     Attributes:
         noise: of the federation.
@@ -132,8 +132,13 @@ class SumNoise:
     purpose: str
 
     @property
+    def bound(self) -> float:
+        """The norm by which one person changes the sums at most."""
+        return self.noise.clip
+
+    @property
     def multiplier(self) -> float:
-        """The standard deviation of this site's noise, in units of the sensitivity."""
+        """The standard deviation of this site's noise, in units of the bound."""
         return self.noise.share
 
     def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from peer import __version__
 from peer.cohorts import person_of
 from peer.core import events
 from peer.core.artifacts import Artifact
+from peer.core.commands import Train
 from peer.core.privacy import Spending, mu_of
 from peer.privacy_budget import PrivacyBudget
 from peer.site.config.privacy_table import DELTA_SHARE_MAX
@@ -49,7 +50,7 @@ class PrivacyMeter:
                 "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
             )
 
-    def charge(self, stage: str, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    def charge(self, command: Train, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
         """Record what a stage will spend, before its first step; return what its checkpoint's record must tell.
 
         Raises:
@@ -60,7 +61,7 @@ class PrivacyMeter:
         if noise is None:
             return {}
         sends_sums = bool(self._settings.plan.sensitivity)
-        if sends_sums and stage not in self._settings.plan.noised_stages:
+        if sends_sums and command.stage not in self._settings.plan.noised_stages:
             return {}
         if loop.noise is None and not sends_sums:
             covered = self._settings.plan.noised
@@ -72,13 +73,20 @@ class PrivacyMeter:
             )
         if self._budget is not None:
             settings, training = self._settings, self._data().training
-            spent = noise.mu_squared(1 if sends_sums else loop.noised_steps)
+            steps = 1 if sends_sums else loop.noised_steps
             made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
             entry = hashlib.sha256(repr((*made_of, torch.__version__, __version__)).encode()).hexdigest()
-            bound = mu_of(settings.epsilon_max, noise.delta)
             try:
                 self._budget.restore(self._member, settings.spent_mu, self._people())
-                self._budget.charge(entry, self._member, spent, self._people(), mu_max=bound)
+                self._budget.charge(
+                    entry,
+                    self._member,
+                    noise.mu_squared(steps),
+                    self._people(),
+                    mu_max=mu_of(settings.epsilon_max, noise.delta),
+                    steps=steps,
+                    generation=command.generation,
+                )
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
         return {}
@@ -91,10 +99,19 @@ class PrivacyMeter:
         if not any(each.steps for each in events.made_artifacts(event)):
             return event
         try:
-            mu, is_within = self._budget.standing(self._member, self._people())
+            bound = mu_of(settings.epsilon_max, noise.delta)
+            standing = self._budget.standing(self._member, self._people(), mu_max=bound)
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
-        spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within, colluders=noise.colluders)
+        spending = Spending(
+            standing.mu,
+            noise.delta,
+            settings.epsilon_max,
+            exceeded=not standing.is_within,
+            steps=standing.steps,
+            federation_mu=standing.federation_mu,
+            colluders=noise.colluders,
+        )
 
         def labelled(artifact: Artifact) -> Artifact:
             return replace(artifact, spent=spending) if artifact.steps else artifact

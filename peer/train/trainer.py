@@ -357,7 +357,8 @@ class Trainer:
         local = [network for network in stage.trains if network in self.site_networks.networks]
         self._load_moments(loop)
         order = (command.generation, command.round, command.attempt, command.stage)
-        bare = self._privacy_meter.charge(command.stage, loop, resumed, self._checkpoints.existing_record(command.base))
+        base = self._checkpoints.existing_record(command.base)
+        bare = self._privacy_meter.charge(command, loop, resumed, base)
         try:
             duration_s = run_stage(
                 loop,

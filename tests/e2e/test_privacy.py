@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peer.core.privacy import epsilon_of
+from fakes.cli import run_json
+from peer.core.privacy import epsilon_of, mu_of
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.identity.noise_key import read_noise_key
 
@@ -18,6 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SITES = ("africa", "asia", "europe")
 ROUNDS, STEPS, EPSILON, DELTA = 4, 3, 8.0, 0.005
 THRIFTY = "europe"
+VERIFY = Path(__file__).parents[2] / "deploy" / "verify_export.py"
 MODEL = 'name = "resnet10"\n{table}width = 4\nstem_stride = 2\nnorm = "group"'
 STAGES = (
     f"[stages.train]\ncount = {STEPS}\nlearning_rate = 1e-3\n"
@@ -77,6 +83,16 @@ def test_the_last_round_spends_what_the_federation_permits(calm: LocalFederation
     assert len(entries(calm)) == ROUNDS * len(SITES)
     total = sum(entry["mu_squared"] for entry in entries(calm)) / len(SITES)
     assert epsilon_of(total**0.5, DELTA) == pytest.approx(EPSILON, abs=1e-6)
+
+
+def test_an_outsider_derives_the_same_figures_from_an_export(calm: LocalFederation, tmp_path: Path) -> None:
+    run_json("--home", calm.home, "egress", "export", "--site", "asia", "--out", tmp_path / "asia.json")
+    command = [sys.executable, "-I", VERIFY, tmp_path / "asia.json", calm.folder("asia").federation_toml]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    lines = done.stdout.splitlines()
+    assert "holds  receivers: africa (4 artifacts), europe (4 artifacts)" in lines
+    assert lines[3].startswith(f"holds  guarantee: epsilon 8.0000 of {EPSILON} (delta {DELTA}), no attack beyond AUC ")
 
 
 def test_the_simulator_computes_the_same_bits(calm: LocalFederation, assert_simulated: Callable[..., None]) -> None:
@@ -158,3 +174,47 @@ def test_a_site_that_has_spent_what_it_may_receives_and_sends_nothing(
         assert contributors[2:] == [list(SITES) if name == THRIFTY else others] * 2
     log = (thrifty.folder(THRIFTY).logs / "daemon.log").read_text()
     assert "stays here: what this site's people may lose is spent" in log
+
+
+def forget_account(loopback: LocalFederation, member: str) -> float:
+    """Take a site's entries out of the account, as another machine has none; return the mu that they add up to."""
+    path = loopback.home / ".privacy" / "budget.json"
+    account = json.loads(path.read_bytes())
+    own = [each["mu_squared"] for each in account["entries"].values() if each["member"].endswith(f"/{member}")]
+    account["entries"] = {key: each for key, each in account["entries"].items() if not each["member"].endswith(member)}
+    path.write_text(json.dumps(account))
+    return float(sum(own) ** 0.5)
+
+
+def test_a_site_from_an_old_backup_on_another_machine_goes_on_from_what_its_peers_manifests_say(
+    enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any, tmp_path: Path
+) -> None:
+    three = copied(enrolled)
+    tools.start(three, SITES)
+    tools.wait_until(lambda: three.show(THRIFTY, "status")["committed"] >= 1)
+    file, home = tmp_path / "old.tar", ("--home", three.home)
+    backup = run_json(*home, "backup", file, "--site", THRIFTY, "--with-key")
+
+    def has_arrived(name: str) -> bool:
+        arrived = [(round, body) for kind, round, body in tools.rows(three, name) if kind == "arrived"]
+        return any(round > backup["round"] + 1 and body["source"]["origin"] == THRIFTY for round, body in arrived)
+
+    tools.wait_until(lambda: any(has_arrived(name) for name in SITES if name != THRIFTY))
+    for name in SITES:
+        three.kill(name)
+    left = max(each["spent"]["mu"] for each in sent(tools, three, THRIFTY))
+    assert forget_account(three, THRIFTY) >= left
+    shutil.rmtree(three.folder(THRIFTY).path)
+    restored = run_json(*home, "restore", file, "--site", THRIFTY)
+    known = max(each["spent"]["mu"] for each in sent(tools, three, THRIFTY))
+    assert known < left, "the backup's ledger is older"
+    tools.start(three, SITES, "--resume", "require")
+    tools.finish_well(three)
+    own = [each for each in entries(three) if each["member"].endswith(f"/{THRIFTY}")]
+    recalled = [each for each in own if each["generation"] < restored["generation"]]
+    assert sum(each["mu_squared"] for each in recalled) == pytest.approx(left**2)
+    assert [each for each in own if each["generation"] >= restored["generation"]]
+    later = [each["spent"]["mu"] for each in sent(tools, three, THRIFTY) if each["generation"] > backup["generation"]]
+    assert all(left < mu <= mu_of(EPSILON, DELTA) + 1e-6 for mu in later)
+    log = (three.folder(THRIFTY).logs / "daemon.log").read_text()
+    assert "a peer's manifest of this site tells of more spending than its account" in log

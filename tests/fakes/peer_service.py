@@ -28,6 +28,7 @@ from peer.daemon.service import PeerService
 from peer.errors import CertificateError, PeerError
 from peer.net.transport.manifest import verify_manifest
 from peer.net.transport.wire import ArtifactRequest
+from peer.privacy_budget import PrivacyBudget
 from peer.site.config.rules import make_rules
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.identity import certificates
@@ -101,6 +102,8 @@ class SiteUnderTest:
         self.clock = Clock()
         self.events: list[events.Event] = []
         self.faults: list[PeerError] = []
+        self.home = folder
+        self.budget = PrivacyBudget(folder / ".privacy")
         self.pki = FakePki()
         self.store = ArtifactStore(
             folder / "artifacts", needed=lambda: self.machine.memory.needed_digests(), fail=self.faults.append
@@ -115,6 +118,7 @@ class SiteUnderTest:
             pki=self.pki,
             report=self.events.append,
             fail=self.faults.append,
+            budget=self.budget,
             clock=self.clock,
         )
 

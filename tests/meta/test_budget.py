@@ -10,7 +10,7 @@ BUDGET = {
     "The same house with less in it": (73_550, 81_400),
     "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (3_800, 2_800),
     "Real hospitals: tables, survival, statistics, and a demonstration with their names": (6_000, 4_600),
-    "Private by measure": (5_900, 6_700),
+    "Private by measure": (6_350, 7_500),
 }
 """Lines of source and of tests, as formatted at 120 columns, without generated code."""
 

@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "transport": "ground core pb identity",
     "audit": SITE,
     "relay": "ground core config identity membership transport",
-    "daemon": f"{SITE} relay audit",
+    "daemon": f"{SITE} budget relay audit",
     "model-files": "ground documents plans core config membership records spec transport",
     "preflight": f"{OPERATION} spec",
     "tracking": "ground core config records",

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peer.methods.method import SumNoise
+from peer.methods.method import NoiseOnSums
 
 UNIT = 1 << 24
 """One, in the fixed-point numbers of the sums: finer than float32 resolves the features, whose norm is 1 at most."""
@@ -85,15 +85,15 @@ class SumTable(nn.Module):
         self.moments += _units(z.T @ y / len(z)).to(self.moments.device)
         self.count += 1
 
-    def add_noise(self, noise: SumNoise, sensitivity: float) -> None:
+    def add_noise(self, noise: NoiseOnSums) -> None:
         r"""Add noise to all sums but the count, which becomes 1: this site.
 
-        On the diagonal of G, and on V, its standard deviation is that of the multiplier times the sensitivity; off the
+        On the diagonal of G, and on V, its standard deviation is the multiplier times the bound; off the
         diagonal, where an entry stands for two, it is smaller by :math:`\sqrt2`. Rounding d entries of G's matrix and V
         moves a person's part by :math:`\sqrt d / 2` units at most.
         """
         features, classes = self.moments.shape
-        scale = noise.multiplier * (sensitivity * UNIT + math.sqrt(features * (features + classes)) / 2)
+        scale = noise.multiplier * (noise.bound * UNIT + math.sqrt(features * (features + classes)) / 2)
         rows, columns = torch.triu_indices(features, features)
         of_gram = torch.where(rows == columns, scale, scale / math.sqrt(2)).double()
         of_moments = torch.full((features, classes), scale, dtype=torch.float64)

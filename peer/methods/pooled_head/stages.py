@@ -45,7 +45,6 @@ from peer.methods.method import (
     Term,
     one_step_stage,
 )
-from peer.methods.pooled_head.plan import SENSITIVITY
 from peer.methods.pooled_head.ridge import (
     SumTable,
     default_bound,
@@ -81,7 +80,7 @@ def sums(context: StageContext) -> Stage:
                     own.add_person(z, y / _target_norm(context))
             table.load_state_dict(own.state_dict())
             if context.noise is not None:
-                table.add_noise(context.noise, SENSITIVITY)
+                table.add_noise(context.noise)
             terms["samples"] = Term(own.count.cpu().double(), 0.0)
         return terms
 
@@ -127,7 +126,7 @@ def _ridge(context: StageContext, total: SumTable) -> float:
     ridge = float(context.parameters["ridge"])
     if context.noise is None:
         return ridge
-    deviation = context.noise.multiplier * SENSITIVITY / math.sqrt(2) * math.sqrt(int(total.count))
+    deviation = context.noise.multiplier * context.noise.bound / math.sqrt(2) * math.sqrt(int(total.count))
     return max(ridge, PENALTY * 2 * deviation * math.sqrt(len(total.moments)))
 
 

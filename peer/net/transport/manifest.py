@@ -17,11 +17,13 @@ from google.protobuf.message import DecodeError
 from peer.core import limits
 from peer.core.artifacts import DTYPES, Artifact, TensorSpec
 from peer.core.messages import Manifest, SignedManifest
+from peer.core.privacy import MU_MAX
 from peer.core.roster import Sha256, SiteName
 from peer.net.transport.bounds import (
     WireError,
     at_most,
     digest,
+    finite,
     json_object,
     known,
     number,
@@ -68,6 +70,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         evaluation=manifest.evaluation,
         head=encode_head(manifest.head),
         commitments=encode_site_digests(artifact.commitments or {}),
+        mu=manifest.mu,
     )
     body = message.SerializeToString(deterministic=True)
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
@@ -106,6 +109,7 @@ def decode_manifest(body: bytes) -> Manifest:
         egress_head=message.egress_head.hex(),
         evaluation=message.evaluation,
         head=decode_head("manifest", message),
+        mu=message.mu if message.HasField("mu") else None,
     )
     _check_manifest(manifest)
     return manifest
@@ -158,6 +162,8 @@ def _check_manifest(manifest: Manifest) -> None:
         digest("manifest.egress_head", manifest.egress_head)
     specification("manifest.spec", artifact.spec)
     check_head("manifest", manifest.head)
+    if manifest.mu is not None:
+        finite("manifest.mu", manifest.mu, maximum=MU_MAX)
     if artifact.commitments is not None:
         check_site_digests("manifest.commitments", artifact.commitments)
         if manifest.origin not in artifact.commitments:

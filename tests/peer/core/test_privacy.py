@@ -92,7 +92,7 @@ def test_what_no_attack_exceeds_has_the_known_values(epsilon: float, auc: float,
 
 def test_figures_of_a_spending_are_those_of_its_mu() -> None:
     assert facts(1.7) == {
-        "epsilon": 1.7, "delta": DELTA, "epsilon_max": 3.0, "mu": mu_of(1.7, DELTA), "auc_max": 0.6383,
+        "epsilon": 1.7, "delta": DELTA, "epsilon_max": 3.0, "mu": mu_of(1.7, DELTA), "auc_max": 0.6383, "steps": [],
         "exceeded": False,
     }  # fmt: skip
     assert spending_facts(Spending(30.0, DELTA, 3.0))["epsilon"] is None

@@ -191,18 +191,32 @@ async def test_what_is_spent_or_contradicts_its_noise_stays_here(
     assert site.ledger.transfers() == []
 
 
+@pytest.mark.parametrize(("added", "stays"), [(0.5, False), (0.9, True)])
+async def test_what_was_spent_before_and_only_a_peer_knows_counts_for_what_is_already_there(
+    site: SiteUnderTest, added: float, stays: bool
+) -> None:
+    old = site.publish(1, spent=replace(SPENDING, mu=0.6))
+    site.service.policy.add_spending(added)
+    new = site.publish(2, spent=replace(SPENDING, mu=0.8))
+    assert (site.service.policy.kept_for(old) is not None) == stays
+    assert site.service.policy.kept_for(new) is None, "its label counts what was added"
+
+
 async def test_an_untrained_artifact_leaves_unmeasured(tmp_path: Path) -> None:
     site = SiteUnderTest(tmp_path, LEAK_MAX + 'leak_unknown = "refuse"')
     site.publish(1, steps=0)
     assert isinstance(await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0), SignedManifest)
 
 
-async def test_no_manifest_has_the_figures(site: SiteUnderTest) -> None:
-    site.publish(1, leak=WITHIN, spent=SPENDING)
+async def test_a_manifest_has_what_the_federation_knows_by_its_settings_and_no_figure_of_people(
+    site: SiteUnderTest,
+) -> None:
+    site.publish(1, leak=WITHIN, spent=replace(SPENDING, federation_mu=0.25))
     signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
     assert isinstance(signed, SignedManifest)
     described = site.described(signed)[1]
     assert (described.leak, described.spent) == (None, None)
+    assert verify_manifest(signed, site.pki.identity.certificate).mu == 0.25
 
 
 async def test_a_denial_costs_one_row_a_minute(site: SiteUnderTest) -> None:

@@ -11,6 +11,7 @@ from peer.core import events
 from peer.core.artifacts import TensorSpec
 from peer.core.limits import PROTOCOL_VERSION
 from peer.core.messages import FEATURES, Hello, Manifest, Seen
+from peer.core.privacy import Spending
 from peer.core.roster import Sha256, round_key_tag
 from peer.daemon.service import common_protocol
 from peer.net.transport.manifest import encode_manifest, sign_manifest
@@ -89,6 +90,38 @@ async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_h
     assert greeted.greeting.seen == (seen if proven else None)
     reason = "claims to have an artifact of this site: the manifest is of another artifact"
     assert refusals == ([] if proven else [events.PeerRefused(ASIA, reason)])
+
+
+async def test_what_was_spent_is_believed_by_this_site_s_own_signature_alone(site: SiteUnderTest) -> None:
+    """A restored site begins at what its newest manifest at a peer says; no peer can make it spend out."""
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact, (TensorSpec("w", "F32", (2,)),))
+    member = f"{site.federation.digest}/{EUROPE}"
+    here = site.publish(1, spent=Spending(0.2, 1e-4, epsilon_max=1.0))
+    for signer, mu in (site.pki.admit(ASIA), 19.0), (site.pki.identity, 0.7):
+        signed = sign_manifest(signer, encode_manifest(replace(manifest, mu=mu)))
+        await site.service.hello(ASIA, greeting(site, seen=Seen(1, 5, artifact.sha256, signed)))
+        spent_out = site.service.policy.kept_for(here) is not None
+        assert spent_out == (signer is site.pki.identity), "with 0.7 before it, it exceeds what epsilon 1 permits"
+    refusal, _, greeted = site.events
+    assert refusal == events.PeerRefused(
+        ASIA, "claims to have an artifact of this site: the certificate names asia, not europe"
+    )
+    assert isinstance(greeted, events.PeerGreeted)
+    assert site.budget.standing(member, ["ann"]).mu == pytest.approx(0.7)
+    assert site.faults == []
+
+
+async def test_an_account_that_cannot_be_read_ends_the_site_that_learns_of_spending(site: SiteUnderTest) -> None:
+    """Going on would forget it."""
+    site.budget.charge("1", "x", 1.0, ["ann"], mu_max=2.0)
+    (site.home / ".privacy" / "budget.json").write_text("{")
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact, (TensorSpec("w", "F32", (2,)),))
+    signed = sign_manifest(site.pki.identity, encode_manifest(replace(manifest, mu=0.7)))
+    await site.service.hello(ASIA, greeting(site, seen=Seen(1, 5, artifact.sha256, signed)))
+    (fault,) = site.faults
+    assert "the account of what this machine's people have lost cannot be used" in str(fault)
 
 
 async def test_a_round_far_ahead_is_reported_as_proved_only_under_the_peer_s_signature(

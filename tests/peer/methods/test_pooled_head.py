@@ -212,6 +212,8 @@ def test_a_model_without_a_linear_head_on_a_vector_is_refused(make_site: Any) ->
 class Draws:
     """Noise of a generator, in place of a site's secret."""
 
+    bound = SENSITIVITY
+
     def __init__(self, multiplier: float, seed: int = 0) -> None:
         self.multiplier, self.generator = multiplier, np.random.default_rng(seed)
 
@@ -271,7 +273,7 @@ def test_the_noise_has_the_claimed_deviation_in_every_entry(multiplier: float) -
     noise, drawn = Draws(multiplier), []
     for _ in range(2000):
         table = SumTable(classes=CLASSES, features=FEATURES, encoder="e")
-        table.add_noise(noise, SENSITIVITY)
+        table.add_noise(noise)
         assert int(table.count) == 1
         drawn.append(vector_of(table))
     deviations = torch.stack(drawn).std(0) / (multiplier * SENSITIVITY)
@@ -290,7 +292,7 @@ def test_a_person_who_is_in_the_sums_shows_by_mu_at_most() -> None:
         for _ in range(releases):
             table = table_of(Z[1:], Y[1:])
             table.add_person(Z[:1] / Z[:1].norm() * inside, UNIT_TARGET * inside)
-            table.add_noise(noise, SENSITIVITY)
+            table.add_noise(noise)
             each.append(float(vector_of(table) @ direction))
     measured = (np.mean(scores[True]) - np.mean(scores[False])) / np.std(scores[False])
     assert measured == pytest.approx(mu, abs=4 * math.sqrt(2 / releases))

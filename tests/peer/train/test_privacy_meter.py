@@ -192,6 +192,32 @@ def test_an_account_that_was_lost_begins_at_what_the_ledger_knows(make_setting: 
     assert trained.artifact.spent.mu == pytest.approx((1.5**2 + 2.3196883681**2 / 3) ** 0.5)
 
 
+def test_an_artifact_says_of_which_steps_its_figure_is_the_sum(make_setting: MakeSetting) -> None:
+    """Two of three rounds: sigma is the square root of all steps over the federation's mu."""
+    trained = train(private(make_setting), rounds=2)
+    assert trained.artifact is not None
+    spent = trained.artifact.spent
+    assert spent is not None
+    (noisy,) = spent.steps
+    assert noisy.sigma == pytest.approx((3 / 2 * noisy.steps) ** 0.5 / 2.3196883681)
+    assert noisy.steps / noisy.sigma**2 == pytest.approx(spent.mu**2)
+    assert spent.federation_mu == pytest.approx(spent.mu)
+
+
+def test_what_a_peer_shows_during_a_stage_counts_for_the_artifact_of_the_stage(make_setting: MakeSetting) -> None:
+    """The claim is of an earlier generation: the stage comes on top, and both are more than the site may spend."""
+    setting = private(make_setting)
+    before = train(setting)
+    PrivacyBudget(Path(setting.budget_folder)).claim(f"{setting.federation_digest}/{setting.site_name}", 0, 2.3)
+    after = train(setting)
+    spent = [event.artifact.spent for event in (before, after) if event.artifact is not None]
+    assert [(each.exceeded, each.mu) for each in spent if each is not None] == [
+        (False, pytest.approx(2.3196883681 / 3**0.5)),
+        (True, pytest.approx((2.3**2 + 2.3196883681**2 / 3) ** 0.5)),
+    ]
+    assert len(entries(setting)) == 2, "the stage is the same one"
+
+
 def test_one_extreme_person_neither_stops_a_site_nor_shows(make_setting: MakeSetting, signals: Path) -> None:
     """An error, or a peer's artifact that is refused for it, would tell that somebody is there."""
     np.savez(signals / "training0.npz", image=np.full((2, LENGTH), 1e30, np.float32))

@@ -18,6 +18,7 @@ from peer.core.artifacts import DTYPES, Artifact, TensorSpec
 from peer.core.limits import COUNT_MAX, STEPS_MAX
 from peer.core.messages import Manifest, SignedManifest
 from peer.core.plan import KINDS
+from peer.core.privacy import MU_MAX
 from peer.net.transport.bounds import WireError, tensor_bytes
 from peer.net.transport.header import check_safetensors_header, read_tensors
 from peer.net.transport.manifest import (
@@ -95,9 +96,27 @@ artifacts = st.builds(
     st.none() | counts,
 )
 flags = st.booleans()
+mus = st.none() | st.floats(0, MU_MAX)
 
 
-@given(st.builds(Manifest, digests, rounds, texts, names, rounds, artifacts, tensors, flags, counts, digests, flags))
+@given(
+    st.builds(
+        Manifest,
+        digests,
+        rounds,
+        texts,
+        names,
+        rounds,
+        artifacts,
+        tensors,
+        flags,
+        counts,
+        digests,
+        flags,
+        st.none(),
+        mus,
+    )
+)
 def test_a_manifest_survives_the_wire(manifest):
     size = sum(map(tensor_bytes, manifest.tensors)) + HEADER_BYTES_MAX
     manifest = replace(manifest, artifact=replace(manifest.artifact, bytes=size))
@@ -136,6 +155,10 @@ MANIFEST_FAULTS = {
     "egress count": ({"egress_count": COUNT_MAX + 1}, "manifest.egress_count"),
     "egress head": ({"egress_head": b"x"}, "manifest.egress_head"),
     "egress head missing": ({"egress_head": b""}, "manifest.egress_head"),
+    "mu negative": ({"mu": -0.1}, "manifest.mu = -0.1 is outside 0 to 20"),
+    "mu large": ({"mu": 20.1}, "manifest.mu = 20.1 is outside 0 to 20"),
+    "mu infinite": ({"mu": float("inf")}, "manifest.mu = inf is outside"),
+    "mu no number": ({"mu": float("nan")}, "manifest.mu = nan is outside"),
     "spec size": ({"spec": json.dumps({"a": "x" * limits.SPEC_BYTES_MAX})}, "manifest.spec has 65545 bytes"),
     "spec depth": ({"spec": nested(7)}, "nested deeper than 6 levels"),
     "spec far too deep": ({"spec": nested(9000)}, "manifest.spec is nested too deep"),
