@@ -21,7 +21,7 @@ SCHEDULE = '[schedule]\nkind = "derangement"\n'
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Three sites, enrolled, never started."""
-    return found(rounds=ROUNDS, steps=8, top=SCHEDULE, pace="beat_s = 0.5")
+    return found(rounds=ROUNDS, steps=2, top=SCHEDULE, pace="beat_s = 0.5")
 
 
 def test_a_dead_peer_is_missing_and_the_run_goes_on(
