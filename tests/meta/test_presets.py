@@ -1,5 +1,6 @@
 """The shipped experiments: the program can read all of them, and they cover every published row."""
 
+import functools
 import json
 import re
 import tomllib
@@ -33,7 +34,13 @@ SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
 @pytest.fixture(scope="module", params=PRESETS, ids=[path.stem for path in PRESETS])
 def experiment(request: pytest.FixtureRequest) -> Experiment:
     """Each preset."""
-    return Experiment.load(request.param)
+    return load(request.param)
+
+
+@functools.cache
+def load(path: Path) -> Experiment:
+    """Read a preset once for all tests."""
+    return Experiment.load(path)
 
 
 def referenced_tables(experiment: Experiment) -> list[Published]:
@@ -118,7 +125,7 @@ def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
 def test_every_published_table_has_a_preset() -> None:
     everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
     published_tables = {_key(table) for table in everything if table["kind"] in TRAINED}
-    trained_tables = {_key(table.document) for path in PRESETS for table in referenced_tables(Experiment.load(path))}
+    trained_tables = {_key(table.document) for path in PRESETS for table in referenced_tables(load(path))}
     assert published_tables == trained_tables
 
 
