@@ -29,7 +29,7 @@ from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.pooled_head.plan import POOLED_HEAD
 from peer.methods.proxyfl.plan import PROXYFL
-from peer.methods.public_distillation.plan import FEDMD, KT_PFL
+from peer.methods.public_distillation.plan import DS_PFL, FEDDF, FEDMD, KT_PFL, PFEDDF
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 from peer.methods.statistics.plan import STATISTICS
 
@@ -62,6 +62,9 @@ PLANS: dict[str, Plan] = {
     "apfl": APFL,
     "dfml": DFML,
     "fedmd": FEDMD,
+    "feddf": FEDDF,
+    "pfeddf": PFEDDF,
+    "ds_pfl": DS_PFL,
     "kt_pfl": KT_PFL,
 }
 """The built-in methods."""

@@ -85,7 +85,8 @@ def test_methods_are_those_of_the_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "network"), [("fedmd", "predictions"), ("kt_pfl", "predictions"), ("fedproto", "prototypes")]
+    ("name", "network"),
+    [*((name, "predictions") for name in ("fedmd", "pfeddf", "ds_pfl", "kt_pfl")), ("fedproto", "prototypes")],
 )
 def test_where_anything_else_is_sent_no_model_ever_leaves(name: str, network: str) -> None:
     assert (METHODS[name].artifact_network, PLANS[name].never_leaves) == (network, ("model", "head"))
