@@ -22,6 +22,7 @@ from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedsm.plan import FEDSM
 from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.lc_fed.plan import LC_FED
@@ -53,6 +54,7 @@ PLANS: dict[str, Plan] = {
     "fedcross_ft": FEDCROSS_FT,
     "ditto": DITTO,
     "fedrep": FEDREP,
+    "fedsm": FEDSM,
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
     "pooled_head": POOLED_HEAD,

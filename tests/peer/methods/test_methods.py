@@ -57,6 +57,7 @@ def make_context(make_site: Any) -> Callable[..., StageContext]:
         ("dfml", "local", {}),
         ("ditto", "local", {"lambda": 0.0, "shared": lambda: network(2)}),
         ("proxyfl", "local", {"alpha": 0.0, "shared": lambda: network(2)}),
+        ("fedsm", "local", {"shared": lambda: network(2)}),
         ("scaffold", "fedavg", {"shared": lambda: network(2)}),
     ],
 )
@@ -123,7 +124,7 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(make_context: Any, n
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "lc_fed")]
+    "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "fedsm", "lc_fed")]
 )
 def test_a_prediction_is_that_of_the_local_model(make_context: Any, name: str) -> None:
     at = make_context(name)

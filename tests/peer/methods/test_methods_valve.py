@@ -44,6 +44,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "fedcross_ft": ("dam",),
     "ditto": ("global",),
     "fedrep": ("dam", "head"),
+    "fedsm": ("dam", "personal", "selector"),
     "lc_fed": ("dam", "head", "selection"),
     "fedproto": "its prototypes are means of features, to which no step adds noise",
     "pooled_head": "its sums get no noise",
@@ -223,6 +224,7 @@ def test_there_are_networks_without_noise_to_depend_on(make_scene: Any) -> None:
     assert {name: networks for name, networks in without.items() if networks} == {
         "ditto": {"dam"},
         "apfl": {"dam", "share"},
+        "fedsm": {"personals"},
         "lc_fed": {"heads", "calibration"},
         "dfml": {"peak"},
     }
