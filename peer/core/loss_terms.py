@@ -17,6 +17,7 @@ NETWORKS: Mapping[str, str] = {
     "mixed": "the mixture",
     "global": "the global model",
     "calibration": "the calibrated prediction",
+    "personal": "the personal model",
 }
 """The network that learns, after the last underscore of a supervised term."""
 SUPERVISED: Mapping[str, str] = {
@@ -52,6 +53,7 @@ TERMS: Mapping[str, str] = {
     "proximal": "distance to the average of all sites",
     "contrast": "contrast to the other sites",
     "alpha": "share of the local model in the mixture",
+    "origin": "cross-entropy of the site of origin",
     "digest": "distance to the public predictions",
     "public_spread": "spread of the public predictions",
 }

@@ -304,6 +304,22 @@ class AveragedNetwork:
     join: Callable[[nn.Module, Any], nn.Module]
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """A part of the artifact that receivers keep for each site; they average the rest.
+
+    Attributes:
+        prefix: given the network whose state is the artifact, returns how the names of the part's tensors begin.
+        keep: puts the other contributors' parts into the site's networks; its arguments are these networks, the parts
+            by site, without that prefix, and the parameters.
+        bounded: whether the federation's bounds hold for the parts; a part beyond them is not kept.
+    """
+
+    prefix: Callable[[Network], str]
+    keep: Callable[[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]], None]
+    bounded: bool = False
+
+
 @dataclass(frozen=True)
 class Method:
     """A method: the stages that its plan names, a site's networks and artifacts, and the prediction.
@@ -316,10 +332,9 @@ class Method:
         artifact_tensors: the names in that network's state that the site sends, and averages where
             the plan averages.
         averaged_with_head: the network that travels with the head, or none.
-        sent_beside: the name of the local network whose state travels with that of
-            ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
-        keeps_heads: the name of the local network that keeps other sites' heads, or none. The head
-            then travels, but is not averaged: the network's ``keep(site, state)`` gets each.
+        sent_beside: the names of the local networks whose states travel with that of
+            ``artifact_network`` and are averaged like it; each has the same tensors at all sites.
+        kept: the part of all that which is not averaged, but kept by site, or none.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
         one_network: for an export, builds from the site's networks and the parameters the one network
             that predicts as ``predict`` does; none if that is the local model, or takes several.
@@ -340,8 +355,8 @@ class Method:
     artifact_network: str = DAM
     artifact_tensors: Callable[[Network, Mapping[str, Any]], Collection[str]] = all_tensors
     averaged_with_head: AveragedNetwork | None = None
-    sent_beside: str | None = None
-    keeps_heads: str | None = None
+    sent_beside: tuple[str, ...] = ()
+    kept: KeptPart | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
     one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
@@ -350,11 +365,15 @@ class Method:
     bounded: bool = True
     describe_aggregate: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.sent_beside, str):  # by a package of version 0.3.0, which has one at most
+            object.__setattr__(self, "sent_beside", (self.sent_beside,))
+
     @property
     def sends(self) -> set[str]:
         """The names of the networks whose states are in the artifact, whole or in part."""
-        beside = None if self.averaged_with_head is None else self.averaged_with_head.name
-        return {name for name in (self.artifact_network, self.sent_beside, beside) if name is not None}
+        beside = () if self.averaged_with_head is None else (self.averaged_with_head.name,)
+        return {self.artifact_network, *self.sent_beside, *beside}
 
     @classmethod
     def of(cls, plan: Plan) -> Method:

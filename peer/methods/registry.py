@@ -22,6 +22,7 @@ from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedsm.plan import FEDSM
 from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.lc_fed.plan import LC_FED
@@ -29,7 +30,7 @@ from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.pooled_head.plan import POOLED_HEAD
 from peer.methods.proxyfl.plan import PROXYFL
-from peer.methods.public_distillation.plan import FEDMD, KT_PFL
+from peer.methods.public_distillation.plan import DS_PFL, FEDDF, FEDMD, KT_PFL, PFEDDF
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 from peer.methods.statistics.plan import STATISTICS
 
@@ -53,6 +54,7 @@ PLANS: dict[str, Plan] = {
     "fedcross_ft": FEDCROSS_FT,
     "ditto": DITTO,
     "fedrep": FEDREP,
+    "fedsm": FEDSM,
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
     "pooled_head": POOLED_HEAD,
@@ -62,6 +64,9 @@ PLANS: dict[str, Plan] = {
     "apfl": APFL,
     "dfml": DFML,
     "fedmd": FEDMD,
+    "feddf": FEDDF,
+    "pfeddf": PFEDDF,
+    "ds_pfl": DS_PFL,
     "kt_pfl": KT_PFL,
 }
 """The built-in methods."""

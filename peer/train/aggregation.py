@@ -48,13 +48,13 @@ class Aggregation:
         contributors: the sites whose states are in it, in ascending order.
         cut: the sites whose contribution was excluded, weighs less than claimed, or is equal to another's, each with
             the reason.
-        heads: the other contributors' heads, if the method keeps them.
+        kept: the parts of the other contributors' states that the method keeps by site.
     """
 
     state: State
     contributors: list[SiteName]
     cut: dict[SiteName, str] = field(default_factory=dict)
-    heads: dict[SiteName, State] = field(default_factory=dict)
+    kept: dict[SiteName, State] = field(default_factory=dict)
 
 
 def aggregate(

@@ -36,6 +36,7 @@ from peer.train.aggregation import (
     divide_prototypes,
     divide_total,
     find_leap,
+    find_outliers,
     keep_total,
 )
 from peer.train.artifact import read_head, read_network, read_state, read_total, write_artifact
@@ -129,7 +130,7 @@ class ArtifactExchange:
     def stages_receive(self) -> bool:
         """Whether stages take the received artifacts; if not, the aggregate has already taken everything from them."""
         aggregated = self._settings.plan.artifact == "sums" or self._settings.aggregate.secure
-        return self._method.keeps_heads is None and not aggregated
+        return self._method.kept is None and not aggregated
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
         """Read the sources' networks or heads, by origin; raise ``UnusableArtifact`` if the method cannot use one."""
@@ -172,7 +173,7 @@ class ArtifactExchange:
             if (reason := self._method.check_state(state, own)) is not None:
                 raise UnusableArtifact(source, reason)
             counts[source.origin] = source.artifact.training_samples
-        heads = {site: self._take_kept_head(state) for site, state in states.items()}
+        kept = {site: self._take_kept(state) for site, state in states.items()}
         combine = COMBINE.get(settings.plan.artifact, aggregate)
         aggregation = combine(
             states,
@@ -181,8 +182,11 @@ class ArtifactExchange:
             bounds=settings.aggregate.bounds and self._method.bounded,
             weighted=settings.weighted,
         )
-        others = (site for site in aggregation.contributors if site != settings.site)
-        return dataclasses.replace(aggregation, heads={site: heads[site] for site in others if heads[site]})
+        judged = settings.aggregate.bounds and self._method.kept is not None and self._method.kept.bounded
+        beyond = find_outliers(kept) if judged else {}
+        others = (site for site in aggregation.contributors if site != settings.site and site not in beyond)
+        kept = {site: kept[site] for site in others if kept[site]}
+        return dataclasses.replace(aggregation, kept=kept, cut=beyond | aggregation.cut)
 
     def divide(self, total: Source, contributors: Collection[SiteName]) -> Aggregation:
         """Compute the aggregate from the total of a secure sum of the contributors' states."""
@@ -311,19 +315,19 @@ class ArtifactExchange:
         )
 
     def load(self, aggregation: Aggregation, *, round: int) -> None:
-        """Load a round's aggregate into the networks whose states it averages, and keep its heads.
+        """Load a round's aggregate into the networks whose states it averages, and keep what is kept by site.
 
         Write its content if the method has no model.
         """
         state = aggregation.state
         self._networks.artifact_network.load_state_dict(state, strict=False)
-        if (name := self._method.sent_beside) is not None:
-            beside = {key.removeprefix(f"{name}/"): state[key] for key in self._state_beside()}
-            self._networks.networks[name].load_state_dict(beside)
-        if self._method.keeps_heads is not None:
-            keeper: Any = self._networks.networks[self._method.keeps_heads]
-            for site, head in aggregation.heads.items():
-                keeper.keep(site, head)
+        for name in self._method.sent_beside:
+            prefix = f"{name}/"
+            beside = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+            self._networks.networks[name].load_state_dict(beside, strict=False)  # without what is kept
+        if self._method.kept is not None:
+            parts = {str(site): state for site, state in aggregation.kept.items()}
+            self._method.kept.keep(self._networks.networks, parts, self._settings.parameters)
         if self._method.describe_aggregate is not None:
             document = self._method.describe_aggregate(self._networks.networks)
             settings, members = self._settings, list(aggregation.contributors)
@@ -331,11 +335,11 @@ class ArtifactExchange:
             document = {**of_what, "members": members, "count_min": settings.count_min, **document}
             write_file(settings.home / STATISTICS_FILE, json.dumps(document, indent=1).encode(), 0o600)
 
-    def _take_kept_head(self, state: State) -> State:
-        """Remove the head from a state and return it, if the method keeps heads and averages the rest."""
-        if self._method.keeps_heads is None:
+    def _take_kept(self, state: State) -> State:
+        """Remove the part that the method keeps by site from a state, and return it."""
+        if self._method.kept is None:
             return {}
-        prefix = f"{self._networks.artifact_network.head_name}."
+        prefix = self._method.kept.prefix(self._networks.artifact_network)
         return {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
 
     def _artifact_tensors(self, network: Network) -> Collection[str]:
@@ -350,11 +354,13 @@ class ArtifactExchange:
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
     def _state_beside(self) -> State:
-        """Return the state of the network that travels beside the artifact's network, prefixed with its name."""
-        name = self._method.sent_beside
-        if name is None:
-            return {}
-        return {f"{name}/{key}": tensor for key, tensor in state_of(self._networks.networks[name]).items()}
+        """Return the states of the networks that travel beside the artifact's, each prefixed with its name."""
+        networks = self._networks.networks
+        return {
+            f"{name}/{key}": tensor
+            for name in self._method.sent_beside
+            for key, tensor in state_of(networks[name]).items()
+        }
 
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network)) - base_tensors(network)

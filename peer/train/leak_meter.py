@@ -177,6 +177,8 @@ class LeakMeter:
         measured: dict[str, Leak | None] = {}
         for artifact in events.made_artifacts(event):
             measured[artifact.sha256] = None
+            if artifact.kind not in PREDICTING:
+                continue
             try:
                 leak = self._measure(command, round, artifact, channels, names[artifact.sha256])
                 measured[artifact.sha256] = leak
@@ -201,10 +203,8 @@ class LeakMeter:
 
         Raises:
             UnusableArtifact: it, or the reference, cannot be read.
-            ValueError: it predicts nothing, there are no people to compare, or a loss is no number.
+            ValueError: there are no people to compare, or a loss is no number.
         """
-        if artifact.kind not in PREDICTING:
-            raise ValueError(f"a {artifact.kind} predicts nothing by itself")
         network = self._exchange.read_predicting(Source(self._settings.site, round, artifact))
         reference = self._reference(command, artifact)
         people = self._choose(round)

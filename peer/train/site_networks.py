@@ -68,7 +68,7 @@ class SiteNetworks:
             networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
                 build_context = self.build_context  # before seeding: building it draws weights
-                alike = name in (self._method.artifact_network, self._averaged_with_head, self._method.sent_beside)
+                alike = name in (self._method.artifact_network, self._averaged_with_head, *self._method.sent_beside)
                 # If the local model has the shared architecture, both start with the same weights.
                 role = DAM if self._settings.plan.shared == "itself" else name
                 self._seed_torch("init", name, alike=alike, role=role)

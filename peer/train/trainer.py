@@ -225,7 +225,7 @@ class Trainer:
             moments = {
                 name: state
                 for name, state in self.site_networks.moments.items()
-                if name not in (self.method.artifact_network, self.method.sent_beside)
+                if name not in (self.method.artifact_network, *self.method.sent_beside)
             }
             self.site_networks.write(name, record, moments)
             self._checkpoints.prune([command.base, *command.kept])

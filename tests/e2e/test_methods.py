@@ -29,6 +29,7 @@ SHARED: Mapping[str, str] = {
             "fedprox_ft",
             "ditto",
             "fedrep",
+            "fedsm",
             "scaffold",
             "scaffold_ft",
             "apfl",

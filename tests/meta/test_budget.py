@@ -11,6 +11,7 @@ BUDGET = {
     "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (3_800, 2_800),
     "Real hospitals: tables, survival, statistics, and a demonstration with their names": (6_000, 4_600),
     "Private by measure": (6_350, 7_500),
+    "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (450, 500),
 }
 """Lines of source and of tests, as formatted at 120 columns, without generated code."""
 

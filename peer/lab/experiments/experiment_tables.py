@@ -47,7 +47,8 @@ class ExperimentData(StrictTable):
     regions: bool = False
     """Whether FedSKD has region masks: regions.nii.gz, from the set's preparation or beside its files."""
     public: str | None = None
-    """FedMD, KT-pFL: the datalist of the public set, relative to this file; its digest is public_sha256 of the rows."""
+    """FedMD, FedDF, pFedDF, DS-pFL, KT-pFL: the datalist of the public set, relative to this file; its digest is
+    public_sha256 of the rows."""
     normalise: Literal["none", "zscore", "unit"] = "none"
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: ValidationShare = 0.0

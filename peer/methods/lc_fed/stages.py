@@ -36,19 +36,20 @@ from torch.func import functional_call
 
 from models import Network, Output, head_width
 from models.calibration import ChannelSelection, HeadCalibration, disagreement_peaks
-from peer.methods.lc_fed.heads import ReceivedHeads
 from peer.methods.method import (
     DAM,
     HEAD,
     Batch,
     BuildContext,
     Forward,
+    KeptPart,
     Method,
     Stage,
     StageContext,
     Term,
     one_step_stage,
 )
+from peer.methods.received_states import ReceivedStates
 from peer.methods.supervised import stage_loss
 
 SELECTION, HEADS, CALIBRATION, SELECTED = "selection", "heads", "calibration", "selected"
@@ -145,13 +146,13 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
 
 def _maps(context: StageContext, output: Output) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the calibration's inputs: the feature, the peaks of heads' disagreement, the own head's prediction."""
-    heads: ReceivedHeads = context.networks[HEADS]
+    heads: ReceivedStates = context.networks[HEADS]
     calibration: HeadCalibration = context.networks[CALIBRATION]
     feature = output.penultimate.to(next(calibration.parameters()).dtype)  # autocast may have narrowed it
     with torch.autocast(feature.device.type, enabled=False):  # at one precision, or equal heads would disagree
         own, *others = (
             _foreground(functional_call(context.dam.head, state, (feature,)), feature)
-            for state in ({}, *heads.states())
+            for state in ({}, *heads.states().values())
         )
         return feature, disagreement_peaks(own, others, window=int(context.parameters["window"])), own
 
@@ -192,7 +193,7 @@ def build_selection(context: BuildContext, networks: Mapping[str, Any]) -> nn.Mo
 
 def build_heads(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
     """Build an empty store of other sites' heads."""
-    return ReceivedHeads(networks[DAM].head, {context.site, *context.sites})
+    return ReceivedStates(networks[DAM].head, {context.site, *context.sites}, part=HEAD)
 
 
 def build_calibration(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
@@ -203,6 +204,14 @@ def build_calibration(context: BuildContext, networks: Mapping[str, Any]) -> nn.
         spatial_dims=context.output.prediction.ndim - 2,
         window=int(context.parameters["window"]),
     )
+
+
+def keep_heads(
+    networks: Mapping[str, Any], heads: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Any]
+) -> None:
+    """Keep the newest head of each site."""
+    for site, state in heads.items():
+        networks[HEADS].keep(site, state)
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
@@ -220,8 +229,8 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
 LC_FED = Method(
     stages={"head": head, "body": body, "calibrate": calibrate},
     local_networks={SELECTION: build_selection, HEADS: build_heads, CALIBRATION: build_calibration},
-    sent_beside=SELECTION,
-    keeps_heads=HEADS,
+    sent_beside=(SELECTION,),
+    kept=KeptPart(prefix=lambda network: f"{network.head_name}.", keep=keep_heads),
     predict=predict,
     check_local=check_local,
 )

@@ -1,4 +1,6 @@
-"""FedMD and KT-pFL: sites with any networks exchange predictions of a public data set, and learn from them."""
+"""Sites with any networks exchange predictions of a public data set (FedMD, pFedDF, DS-pFL, KT-pFL), or models
+(FedDF), and learn from them on that set.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,38 @@ FEDMD = Plan(
         "predict": (Learning((), reads=("dam",), computes=("predictions",)),),
     },
     couples={"public_batch": (0,)},
+)
+PFEDDF = replace(
+    FEDMD,
+    implementation="peer.methods.public_distillation.stages:PFEDDF",
+    not_for=(*FEDMD.not_for, "number"),
+    source="pFedDF, as KT-pFL compares with it; FedDF, NeurIPS 2020, without its server",
+)
+DS_PFL = replace(
+    PFEDDF,
+    implementation="peer.methods.public_distillation.stages:DS_PFL",
+    state="the local model's probabilities for each image of the public set",
+    parameters={
+        **PUBLIC,
+        "temperature": Parameter(0.1, "sharpens the mean of probabilities: softmax(mean / temperature)", 0.01),
+        **CE,
+    },
+    source="DS-pFL, as KT-pFL compares with it; DS-FL, arXiv 2008.06180, without its server",
+)
+FEDDF = replace(
+    PFEDDF,
+    implementation="peer.methods.public_distillation.fusion:FEDDF",
+    artifact="model",
+    state="the local model: parameters and buffers",
+    published="train",
+    phases=("train", "exchange", "train:fuse"),
+    stages={"train": Work("step", 20, 1e-3), "fuse": Work("step", 5, 1e-3)},
+    never_leaves=(),
+    takes_older=False,
+    uses_each=True,
+    source="FedDF, NeurIPS 2020, without its server",
+    travels=("dam",),
+    learning={"train": (Learning(("dam",)),), "fuse": (Learning(("dam",)),)},
 )
 KT_PFL = replace(
     FEDMD,

@@ -1,19 +1,29 @@
-r"""FedMD and KT-pFL: every site predicts the images of a public set, all send their logits
-:math:`z_j`, and each site's model learns the public images from them.
+r"""FedMD, pFedDF, DS-pFL and KT-pFL: every site predicts the images of a public set, all send their
+logits :math:`z_j` (DS-pFL: probabilities :math:`p_j`), and each site's model learns the public images from them.
 
-FedMD learns from the mean of all, KT-pFL from a mixture of its own:
+FedMD and pFedDF learn from the mean of all, DS-pFL from the mean after sharpening, KT-pFL from a mixture of its own:
 
 .. math:: L_{FedMD} = \frac{1}{C}\,\bigl\lVert M(x) - \tfrac1N \textstyle\sum_j z_j \bigr\rVert_1, \qquad
+          L_{DF} = \mathrm{KL}\Bigl(\tfrac1N \textstyle\sum_j z_j \,\Big\Vert\, M(x)\Bigr)
+
+.. math:: L_{DS} = \mathrm{KL}\Bigl(\tfrac1{NT} \textstyle\sum_j p_j \,\Big\Vert\, M(x)\Bigr), \qquad
           L_{KT} = \mathrm{KL}\Bigl(\textstyle\sum_j c_{ij} z_j \,\Big\Vert\, M(x)\Bigr)
+
+with a softmax of both sides of each divergence.
 
 .. math:: c_i \leftarrow \mathrm{softmax}\Bigl(5\,\bigl(c_i - \eta\,\nabla_{c_i}
           \bigl[\mathrm{KL}(z_i \Vert \textstyle\sum_j c_{ij} z_j)
           + \rho\,\mathrm{mean}_j (c_{ij} - \tfrac1N)^2\bigr]\bigr)\Bigr)
 
-Source: Li and Wang 2019 (FedMD); Zhang et al. 2021 (KT-pFL).
+Source: Li and Wang 2019 (FedMD); Lin et al. 2020 (FedDF), kept personal as Zhang et al. 2021 compare with
+it (pFedDF); Itahara et al. 2020 (DS-FL, arXiv 2008.06180), likewise (DS-pFL); Zhang et al. 2021 (KT-pFL).
 Differs: there is no server: every site averages, or learns its row of coefficients, from the same
 predictions. The public set has no labels here, so no site trains on it first: FedMD's sites train on
 their own data before the first exchange. Public images come in their order and are not augmented.
+pFedDF sends predictions, not the models that make them: a public image has one prediction of each model, so
+the mean is the same. In pFedDF and DS-pFL a round begins with what the sites predicted at the end of the
+last one: a site learns it, then trains at home, and so predicts with its personal model. DS-FL's loss is
+the cross-entropy, whose gradient is that of the divergence here; its server's model is not trained.
 The coefficients' loss is a mean over all public images; sites whose predictions are missing have no
 share in that round.
 """
@@ -21,6 +31,7 @@ share in that round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +41,7 @@ from torch import Tensor, nn
 
 import models
 from losses import forward_kl
+from peer.core.tasks import ANSWERS
 from peer.methods.local.stages import train
 from peer.methods.method import (
     DAM,
@@ -52,6 +64,16 @@ PUBLIC, PREDICTIONS, COEFFICIENTS = "public", "predictions", "coefficients"
 
 def predict_public(context: StageContext) -> Stage:
     """Predict all public images; nothing is trained."""
+    return _predict(context, lambda logits: logits)
+
+
+def predict_probabilities(context: StageContext) -> Stage:
+    """Predict the probabilities of all public images: those of the classes, or that of each label or interval."""
+    return _predict(context, torch.sigmoid if context.task in ANSWERS else partial(torch.softmax, dim=1))
+
+
+def _predict(context: StageContext, convert: Callable[[Tensor], Tensor]) -> Stage:
+    """Predict all public images, and put the converted logits into the table."""
     public: PublicImages = context.networks[PUBLIC]
     table = _table(context.networks[PREDICTIONS])
 
@@ -60,7 +82,7 @@ def predict_public(context: StageContext) -> Stage:
             parts = [
                 forward(DAM, images).prediction.float() for images in torch.split(public.images, len(batch.images))
             ]
-            table.logits.copy_(torch.cat(parts))
+            table.logits.copy_(convert(torch.cat(parts)))
             table.taken.fill_(1)
         return {"public_spread": Term(table.logits.std())}
 
@@ -71,6 +93,23 @@ def predict_public(context: StageContext) -> Stage:
 def digest_mean(context: StageContext) -> Stage:
     """Train the local model to predict the mean logits of all sites, once there are some."""
     return _digest(context, F.l1_loss, learns=bool(_table(context.networks[PREDICTIONS]).taken))
+
+
+def digest_ensemble(context: StageContext) -> Stage:
+    """Train the local model on its divergence from the mean logits of all sites, once there are some."""
+    return _digest(context, divergence(context), learns=bool(_table(context.networks[PREDICTIONS]).taken))
+
+
+def digest_sharpened(context: StageContext) -> Stage:
+    """Train the local model on its divergence from the sharpened mean probabilities, once there are some."""
+    temperature, answers = float(context.parameters["temperature"]), context.task in ANSWERS
+    distance = partial(class_logits, context.task)
+
+    def sharpened(prediction: Tensor, mean: Tensor) -> Tensor:
+        probabilities = torch.stack([1 - mean, mean], 1) if answers else mean
+        return forward_kl(probabilities / temperature, distance(prediction))
+
+    return _digest(context, sharpened, learns=bool(_table(context.networks[PREDICTIONS]).taken))
 
 
 def digest_mixture(context: StageContext) -> Stage:
@@ -87,7 +126,7 @@ def digest_mixture(context: StageContext) -> Stage:
     coefficients.shares.zero_()
     coefficients.shares[places] = shares
     _table(context.networks[PREDICTIONS]).logits.copy_(torch.einsum("j,jnc->nc", shares, logits))
-    return _digest(context, lambda prediction, target: forward_kl(classes(target), classes(prediction)), learns=True)
+    return _digest(context, divergence(context), learns=True)
 
 
 def step_coefficients(
@@ -107,25 +146,55 @@ def step_coefficients(
     return (float(parameters["sharpness"]) * stepped).softmax(0)
 
 
+def divergence(context: StageContext) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the divergence of a prediction from target logits, both by classes."""
+    classes = partial(class_logits, context.task)
+    return lambda prediction, target: forward_kl(classes(target), classes(prediction))
+
+
 def _digest(context: StageContext, distance: Callable[[Tensor, Tensor], Tensor], *, learns: bool) -> Stage:
-    """Train the local model to predict the public images as the table does.
+    """Train the local model to predict the public images as the table does."""
+    table = _table(context.networks[PREDICTIONS])
+
+    def targets(indices: Tensor, images: Tensor, forward: Forward) -> Tensor:
+        return table.logits[indices]
+
+    return distil_public(context, {PREDICTIONS: context.networks[PREDICTIONS]}, targets, distance, learns=learns)
+
+
+def distil_public(
+    context: StageContext,
+    teachers: Mapping[str, nn.Module],
+    targets: Callable[[Tensor, Tensor, Forward], Tensor],
+    distance: Callable[[Tensor, Tensor], Tensor],
+    *,
+    learns: bool,
+) -> Stage:
+    """Train the local model on public images and the targets for them.
 
     With ``public_batch``, a step has the same images however often its losses are computed: once for each person
     where it trains with noise.
+
+    Args:
+        teachers: the networks that the targets come from.
+        targets: returns those of public images, given their indices and the images.
+        distance: from a prediction to its target.
+        learns: whether the local model trains; if not, the distance is reported alone.
     """
     count = int(context.parameters["public_batch"])
     public: PublicImages = context.networks[PUBLIC]
-    table = _table(context.networks[PREDICTIONS])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         indices = public.following(count) if count else public.take(len(batch.images))
-        prediction = forward(DAM, public.images[indices]).prediction.float()
-        return {"digest": Term(distance(prediction, table.logits[indices]))}
+        images = public.images[indices]
+        with torch.no_grad():
+            target = targets(indices, images, forward)
+        return {"digest": Term(distance(forward(DAM, images).prediction.float(), target))}
 
     def go_on() -> None:
         public.take(count)
 
-    networks = {name: context.networks[name] for name in (DAM, PUBLIC, PREDICTIONS)}
+    networks = {DAM: context.dam, PUBLIC: public, **teachers}
     return Stage(networks, ((Step((DAM,) if learns else (), losses, after_backward=go_on),),))
 
 
@@ -163,6 +232,8 @@ FEDMD = Method(
     local_networks=LOCAL_NETWORKS,
     artifact_network=PREDICTIONS,
 )
+PFEDDF = replace(FEDMD, stages={**FEDMD.stages, "digest": digest_ensemble})
+DS_PFL = replace(FEDMD, stages={**FEDMD.stages, "digest": digest_sharpened, "predict": predict_probabilities})
 KT_PFL = Method(
     stages={"digest": digest_mixture, "train": train, "predict": predict_public},
     local_networks={**LOCAL_NETWORKS, COEFFICIENTS: build_coefficients},

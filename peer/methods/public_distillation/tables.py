@@ -1,4 +1,4 @@
-"""State of FedMD and KT-pFL beside the local model: the public images, predictions, coefficients."""
+"""State of the methods of this package beside the local model: the public images, predictions, coefficients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PublicImages(nn.Module):
 
 
 class PredictionTable(nn.Module):
-    """Logits for each public image, and whether there are any.
+    """Logits for each public image (in DS-pFL probabilities), and whether there are any.
 
     As a network it predicts their mean for every image: received tables are checked as networks are.
     """

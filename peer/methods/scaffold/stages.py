@@ -97,6 +97,6 @@ def _key(name: str) -> str:
 SCAFFOLD = Method(
     stages={"train": train},
     local_networks={CONTROL: build_control, OWN_CONTROL: build_own_control},
-    sent_beside=CONTROL,
+    sent_beside=(CONTROL,),
 )
 SCAFFOLD_FT = fine_tuned(SCAFFOLD)

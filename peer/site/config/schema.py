@@ -90,8 +90,8 @@ class ScheduleConfig(StrictTable):
     FedVisit always draws a ring."""
     staleness: Literal[0, 1] = 0
     """With 1, a round uses artifacts that are one round older than the method needs: their transfers run while the
-    sites train, and hardly any site waits. FedSKD without activation, dFLMoE, FedProto, FedMD and KT-pFL have a use for
-    it."""
+    sites train, and hardly any site waits. FedSKD without activation, dFLMoE, FedProto, and methods that send
+    predictions have a use for it."""
 
 
 class Fallback(StrictTable):

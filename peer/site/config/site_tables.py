@@ -189,8 +189,9 @@ class DataConfig(StrictTable):
     root: str | None = None
     """What the paths in the datalist are relative to; left out: the datalist's folder."""
     public: str | None = None
-    """FedMD, KT-pFL: the datalist of the public set, whose training images all sites predict for each other; the digest
-    of their files is [method] public_sha256 in federation.toml. It needs no labels."""
+    """FedMD, FedDF, pFedDF, DS-pFL, KT-pFL: the datalist of the public set, on whose training images the sites learn
+    from each other's predictions; the digest of their files is [method] public_sha256 in federation.toml. It needs no
+    labels."""
     input_size: Annotated[tuple[Count, ...], Loose, Field(max_length=3, examples=[[224, 224]])] = ()
     """The size to which each sample is brought: one number a spatial dimension, in the order that `data inspect` shows;
     in super-resolution the small image's. The rows of a table have none."""

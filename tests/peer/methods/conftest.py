@@ -55,7 +55,8 @@ class Site:
             other = None if shared is None else shared().eval()(images[:1])
         build_context = BuildContext(
             "beta", task, own.prediction.shape[1], chosen, own, other, shared,
-            sites=("alpha", "beta", "gamma"), public_images=lambda: images.flip(0), noised=noised,
+            sites=("alpha", "beta", "gamma"), public_images=lambda: images.flip(0), in_channels=images.shape[1],
+            noised=noised,
         )  # fmt: skip
         networks: dict[str, nn.Module] = {}
         for number, (name, make) in enumerate(self.method.local_networks.items()):

@@ -147,7 +147,9 @@ def test_what_does_not_fit_is_refused(make_site: Any) -> None:
 
 def test_the_calibration_stays() -> None:
     plan = PLANS["lc_fed"]
-    assert (plan.artifact, LC_FED.artifact_network, LC_FED.sent_beside) == ("model", DAM, SELECTION)
-    assert LC_FED.keeps_heads == HEADS
+    assert (plan.artifact, LC_FED.artifact_network, LC_FED.sent_beside) == ("model", DAM, (SELECTION,))
+    assert LC_FED.kept is not None
+    network = models.create_model("unet", spatial_dims=1, in_channels=1, classes=2, width=4, depth=1)
+    assert LC_FED.kept.prefix(network) == f"{network.head_name}."
     assert plan.evaluation_denied == "each site's calibration of the head stays there"
     assert HEAD not in plan.never_leaves

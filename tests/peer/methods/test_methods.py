@@ -57,6 +57,7 @@ def make_context(make_site: Any) -> Callable[..., StageContext]:
         ("dfml", "local", {}),
         ("ditto", "local", {"lambda": 0.0, "shared": lambda: network(2)}),
         ("proxyfl", "local", {"alpha": 0.0, "shared": lambda: network(2)}),
+        ("fedsm", "local", {"shared": lambda: network(2)}),
         ("scaffold", "fedavg", {"shared": lambda: network(2)}),
     ],
 )
@@ -85,7 +86,8 @@ def test_methods_are_those_of_the_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "network"), [("fedmd", "predictions"), ("kt_pfl", "predictions"), ("fedproto", "prototypes")]
+    ("name", "network"),
+    [*((name, "predictions") for name in ("fedmd", "pfeddf", "ds_pfl", "kt_pfl")), ("fedproto", "prototypes")],
 )
 def test_where_anything_else_is_sent_no_model_ever_leaves(name: str, network: str) -> None:
     assert (METHODS[name].artifact_network, PLANS[name].never_leaves) == (network, ("model", "head"))
@@ -122,7 +124,7 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(make_context: Any, n
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "lc_fed")]
+    "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "fedsm", "lc_fed")]
 )
 def test_a_prediction_is_that_of_the_local_model(make_context: Any, name: str) -> None:
     at = make_context(name)

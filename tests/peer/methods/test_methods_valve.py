@@ -44,6 +44,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "fedcross_ft": ("dam",),
     "ditto": ("global",),
     "fedrep": ("dam", "head"),
+    "fedsm": ("dam", "personal", "selector"),
     "lc_fed": ("dam", "head", "selection"),
     "fedproto": "its prototypes are means of features, to which no step adds noise",
     "pooled_head": (),
@@ -52,15 +53,16 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "scaffold_ft": ("control", "dam", "own_control"),
     "apfl": ("global",),
     "dfml": "has losses of one person that depend on the data of others with absent_classes = 'left_out'",
-    "fedmd": "has losses of one person that depend on the data of others with public_batch = 0",
-    "kt_pfl": "has losses of one person that depend on the data of others with public_batch = 0",
+    **dict.fromkeys(
+        ("fedmd", "feddf", "pfeddf", "ds_pfl", "kt_pfl"),
+        "has losses of one person that depend on the data of others with public_batch = 0",
+    ),
 }
 """By plan with its defaults: what trains with noise, and tables from it; or why no noise helps."""
 
 UNCOUPLED: dict[str, dict[str, Any]] = {
     "dfml": {"absent_classes": "in"},
-    "fedmd": {"public_batch": 2},
-    "kt_pfl": {"public_batch": 2},
+    **{name: {"public_batch": 2} for name in ("fedmd", "feddf", "pfeddf", "ds_pfl", "kt_pfl")},
 }
 """Parameters with which a plan takes noise that refuses it with its defaults."""
 
@@ -222,6 +224,7 @@ def test_there_are_networks_without_noise_to_depend_on(make_scene: Any) -> None:
     assert {name: networks for name, networks in without.items() if networks} == {
         "ditto": {"dam"},
         "apfl": {"dam", "share"},
+        "fedsm": {"personals"},
         "lc_fed": {"heads", "calibration"},
         "dfml": {"peak"},
     }
@@ -297,6 +300,9 @@ COUPLED = [
     ("fedvisit", "distillation", "both", "train"),
     ("dfml", "absent_classes", "left_out", "train"),
     ("fedmd", "public_batch", 0, "digest"),
+    ("feddf", "public_batch", 0, "fuse"),
+    ("pfeddf", "public_batch", 0, "digest"),
+    ("ds_pfl", "public_batch", 0, "digest"),
     ("kt_pfl", "public_batch", 0, "digest"),
 ]
 

@@ -26,14 +26,16 @@ IMAGES = torch.randn(SAMPLES, 2, 12, generator=torch.Generator().manual_seed(0))
 CLASSES = Batch(IMAGES, torch.arange(SAMPLES) % 3)
 LABEL_MAPS = Batch(IMAGES, torch.arange(SAMPLES * 12).reshape(SAMPLES, 12) % 3)
 REGIONS = torch.rand(3, 12, generator=torch.Generator().manual_seed(1))
-TEACHERS = {"fedskd": 1, "fedvisit": 2, "dfml": 2, "dflmoe": 2, "dflmoe_models": 2, "dflmoe_averaged": 2}
+TEACHERS = {"fedskd": 1, "fedvisit": 2, "feddf": 2, "dfml": 2, "dflmoe": 2, "dflmoe_models": 2, "dflmoe_averaged": 2}
 
 
 class Plain(models.Network):
     """Two convolutions and a head, on maps or on their mean; each sample is computed by itself."""
 
     def __init__(self, seed: int, width: int = 4, *, dense: bool = False, norm: nn.Module | None = None) -> None:
-        super().__init__(name=f"{__name__}:Plain", spatial_dims=1, in_channels=2, classes=3, hyper={}, head="last")
+        super().__init__(
+            name=f"{__name__}:Plain", spatial_dims=1, in_channels=2, classes=3, hyper={"width": width}, head="last"
+        )
         torch.manual_seed(seed)
         self.head_name, self.bottleneck_layer, self.dense = "last", "second", dense
         self.first, self.second = nn.Conv1d(2, width, 3, padding=1), nn.Conv1d(width, width + 1, 3, padding=1)
@@ -63,8 +65,9 @@ def build(method: str, stage: str, *, masks: bool = False, norm: nn.Module | Non
     with torch.no_grad():
         own, other = dam.eval()(IMAGES[:1]), shared().eval()(IMAGES[:1])
     context = BuildContext(
-        "alpha", task, 3, parameters, own, other, shared, sites=("alpha", "beta"), public_images=lambda: IMAGES.flip(0)
-    )
+        "alpha", task, 3, parameters, own, other, shared, sites=("alpha", "beta"),
+        public_images=lambda: IMAGES.flip(0), in_channels=IMAGES.shape[1],
+    )  # fmt: skip
     networks: dict[str, nn.Module] = {}
     for name, make in Method.of(plan).local_networks.items():
         torch.manual_seed(5)

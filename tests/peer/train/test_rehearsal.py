@@ -37,7 +37,12 @@ def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.
     return event
 
 
-LIKE_OTHERS = frozenset({"apfl", "dfml", "ditto", "fedavg_ft", "fedmd", "fedprox_ft", "fedproto", "fedrep", "scaffold"})
+LIKE_OTHERS = frozenset(
+    {
+        *("apfl", "dfml", "ditto", "ds_pfl", "fedavg_ft", "fedmd"),
+        *("fedprox_ft", "fedproto", "fedrep", "pfeddf", "scaffold"),
+    }
+)
 """Methods whose stages a rehearsal tries as those of others, which are quick tests."""
 
 

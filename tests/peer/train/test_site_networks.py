@@ -232,6 +232,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...
     ("fedproto", {}, {}, ["train", "prototypes"], (1, 2)),
     ("scaffold", {}, {}, ["train", "train"], (1, 2)),
     ("kt_pfl", {}, {}, ["train", "predict", "digest"], (1, 2)),
+    ("feddf", {}, {}, ["train", "fuse"], (1, 2)),
     ("dflmoe", {"mixing": "gate"}, {}, ["local", "decide", "decide"], (1, 2)),
     ("dflmoe_models", {}, {}, ["decide", "local"], (2,)),
 ]
@@ -258,7 +259,7 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
         sources: tuple[Source, ...] = ()
         if method == "fedskd":
             sources = (peers.source("beta", setting),)
-        if method.startswith("dflmoe"):
+        if method.startswith("dflmoe") or method == "feddf":
             sources = peers.source("beta", setting), peers.source("gamma", setting, model={"parameters": {"width": 2}})
         trainer = Trainer(setting)
         state = initialise(trainer).state

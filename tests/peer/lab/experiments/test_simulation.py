@@ -306,7 +306,7 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Pre
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", ["fedmd", "kt_pfl"])
+@pytest.mark.parametrize("method", ["fedmd", "feddf", "kt_pfl"])
 def test_sites_of_an_experiment_predict_the_public_set_that_its_rows_pin(
     prepared: Prepare, experiment: Write, tmp_path: Path, method: str
 ) -> None:

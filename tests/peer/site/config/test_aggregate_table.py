@@ -16,8 +16,8 @@ from peer.site.membership.amendment import NEVER, SETTINGS
 
 SHARED = {"shared_model": {"name": "resnet10"}}
 SUMMED = {
-    "apfl", "ditto", "fedavg", "fedavg_ft", "fedbn", "feddal", "fedmd", "fedprox", "fedprox_ft", "fedproto", "fedrep",
-    "lg_fedavg", "mh_pflid", "pooled_head", "scaffold", "scaffold_ft", "statistics",
+    "apfl", "ditto", "ds_pfl", "fedavg", "fedavg_ft", "fedbn", "feddal", "fedmd", "fedprox", "fedprox_ft", "fedproto",
+    "fedrep", "lg_fedavg", "mh_pflid", "pfeddf", "pooled_head", "scaffold", "scaffold_ft", "statistics",
 }  # fmt: skip
 """The methods whose exchange can be a secure sum."""
 

@@ -232,7 +232,9 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
         federation(method={"name": "proxyfl"}, **stale)
 
 
-OLDER = frozenset({"dflmoe", "dflmoe_models", "fedmd", "fedproto", "fedskd", "kt_pfl", "pooled_head"})
+OLDER = frozenset(
+    {"dflmoe", "dflmoe_models", "ds_pfl", "fedmd", "fedproto", "fedskd", "kt_pfl", "pfeddf", "pooled_head"}
+)
 """The methods in which a site may use artifacts that are a round older."""
 
 

@@ -44,6 +44,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {},
     "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
     "apfl": {"shared_model": SHARED}, "dfml": {}, "fedmd": {}, "kt_pfl": {}, "lc_fed": {},
+    "feddf": {}, "pfeddf": {}, "ds_pfl": {}, "fedsm": {"shared_model": SHARED, "roster": SITES},
     "pooled_head": {"shared_model": SHARED}, "statistics": {},
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
     network = together.trainers["alpha"].method.artifact_network
     states = [together.artifact_state(site) for site in ("alpha", "gamma")]
     mine = together.state_of("alpha", network)
-    if (beside := together.trainers["alpha"].method.sent_beside) is not None:
+    for beside in together.trainers["alpha"].method.sent_beside:
         mine |= {f"{beside}/{name}": tensor for name, tensor in together.state_of("alpha", beside).items()}
     for name, tensor in states[0].items():
         if tensor.is_floating_point():

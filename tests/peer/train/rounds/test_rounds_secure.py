@@ -303,6 +303,6 @@ def test_no_stage_takes_masked_artifacts(secure_sites: Any) -> None:
 
 def test_the_methods_that_use_what_each_site_sends_say_so_in_their_plan() -> None:
     methods: Mapping[str, Method] = {name: Method.of(plan) for name, plan in PLANS.items()}
-    each = {name for name, method in methods.items() if method.keeps_heads or method.averaged_with_head}
-    assert each == {"lc_fed", "dflmoe_averaged"}
+    each = {name for name, method in methods.items() if method.kept or method.averaged_with_head}
+    assert each == {"lc_fed", "fedsm", "dflmoe_averaged"}
     assert all(PLANS[name].uses_each for name in each)

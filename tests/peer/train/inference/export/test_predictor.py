@@ -64,14 +64,14 @@ def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Calla
     assert description.keys() == {"network"}
 
 
-def test_every_method_but_lc_fed_predicts_in_a_way_that_can_be_taken_away() -> None:
+def test_every_method_but_lc_fed_and_fedsm_predicts_in_a_way_that_can_be_taken_away() -> None:
     kept = set()
     for name, plan in PLANS.items():
         method = Method.of(plan)
         alone = method.predict is predict_locally or plan.defaults().get("predict") == "model"
         if not (alone or method.one_network is not None or method.predict is dflmoe.predict):
             kept.add(name)
-    assert kept == {"lc_fed"}
+    assert kept == {"fedsm", "lc_fed"}
 
 
 def test_a_method_whose_predictor_no_file_can_hold_is_refused_with_what_to_do() -> None:
