@@ -61,8 +61,7 @@ def check_chain(export: Any) -> str:
 def transfers(export: Any) -> list[tuple[str, Any]]:
     """Return the intents that the export shows, each with the name of its row."""
     shown = [(f"row {row['seq']}", json.loads(row["body"])) for row in export["rows"] if row["body"] is not None]
-    odd = [row for row, body in shown if body["type"] not in ("intent", "outcome")]
-    require(not odd, f"{odd} are neither intents nor outcomes")
+    require(all(body["type"] in ("intent", "outcome") for _, body in shown), "a row is no intent and no outcome")
     return [(row, body) for row, body in shown if body["type"] == "intent"]
 
 
@@ -90,9 +89,10 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def check_guarantee(export: Any, rules: Any) -> str:
-    says, newest = "nothing was spent", (0, 0, 0.0)
+    says, newest, bare = "nothing was spent", (0, 0, 0.0), 0
     for row, body in transfers(export):
         if (spent := body.get("spent")) is None:
+            bare += "epsilon" in rules and body["purpose"] == "train" and body["kind"] != "opening"
             continue
         mu, delta, epsilon_max = spent["mu"], spent["delta"], spent["epsilon_max"]
         replayed = math.sqrt(sum(each["steps"] / each["sigma"] ** 2 for each in spent["steps"]))
@@ -100,15 +100,15 @@ def check_guarantee(export: Any, rules: Any) -> str:
         require(delta == rules.get("delta", 1e-4), f"{row}: delta {delta} is not the federation's")
         epsilon, stated = epsilon_of(mu, delta) if mu else 0.0, spent["epsilon"] or 0.0
         require(abs(epsilon - stated) <= ROUNDING, f"{row}: epsilon is {epsilon:.4f}, not {stated}")
-        permitted = min(epsilon_max, rules["epsilon"])
-        require(epsilon <= permitted + ROUNDING, f"{row}: epsilon {epsilon:.4f} is above {permitted}, and it left")
+        require(epsilon <= min(epsilon_max, rules["epsilon"]) + ROUNDING, f"{row}: epsilon {epsilon:.4f} may not leave")
         ceiling = normal(mu / math.sqrt(2))
         require(abs(ceiling - spent["auc_max"]) <= ROUNDING, f"{row}: no AUC exceeds {ceiling:.4f}, and it says less")
         order = (body["generation"], body["round"], mu)
         require(order[:2] <= newest[:2] or mu >= newest[2], f"{row}: less is spent than a round before")
         newest = max(newest, order)
         says = f"epsilon {epsilon:.4f} of {epsilon_max} (delta {delta}), no attack beyond AUC {ceiling:.4f}"
-    return says
+        says += f", by {spent['colluders']} sites together" if "colluders" in spent else ""
+    return says + (f"; {bare} transfers tell of no noise: only artifacts without a step may" if bare else "")
 
 
 def check_leak(export: Any) -> str:
@@ -120,8 +120,8 @@ def check_leak(export: Any) -> str:
             low, high = max(0.0, auc - ERRORS * error), min(1.0, auc + ERRORS * error)
             differs = max(abs(low - leak["low"]), abs(high - leak["high"]))
             require(differs <= ROUNDING, f"{row}: the interval of AUC {auc} is {low:.4f} to {high:.4f}")
-            ceiling = body.get("spent", {"auc_max": 1.0})["auc_max"]
-            require(auc - ALARM_ERRORS * error <= ceiling, f"{row}: AUC {auc} contradicts the guarantee's {ceiling}")
+            lowest, ceiling = auc - ALARM_ERRORS * error, body.get("spent", {"auc_max": 1.0})["auc_max"]
+            require(lowest <= ceiling, f"{row}: AUC {auc} contradicts the guarantee's {ceiling}")
             highest, count = max(highest, auc), count + 1
     return f"{count} transfers of measured artifacts, AUC at most {highest:.4f}" if count else "nothing was measured"
 

@@ -46,6 +46,7 @@ class Entry:
         released: whether its result may have left the site.
         steps: their number.
         generation: that in which it was charged first; 0 of what another record says was spent.
+        colluders: where sites share the noise, against how many of them together it counts; ``None``: against all.
     """
 
     member: str
@@ -54,6 +55,7 @@ class Entry:
     released: bool = False
     steps: int = 1
     generation: int = 0
+    colluders: int | None = None
 
     @property
     def sigma(self) -> float:
@@ -79,12 +81,14 @@ class Balance:
         steps: what ``mu`` is the sum of.
         federation_mu: what the member itself has spent, whoever was in its steps, so that it tells of nobody; at most
             ``MU_MAX``, which is more than any site may spend.
+        colluders: against how many other sites together ``mu`` holds; ``None``: against all.
     """
 
     mu: float
     is_within: bool
     steps: tuple[NoisySteps, ...]
     federation_mu: float
+    colluders: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class PrivacyBudget:
         mu_max: float,
         steps: int = 1,
         generation: int = 0,
+        colluders: int | None = None,
     ) -> bool:
         """Record a stage durably before it begins; return whether its result may leave.
 
@@ -156,7 +161,8 @@ class PrivacyBudget:
         with self._locked():
             account, people = self._read(), tuple(people)
             account = self._settle_claims(account, member, people)
-            entry = Entry(member, self._enter(account, people), mu_squared, steps=steps, generation=generation)
+            entered = self._enter(account, people)
+            entry = Entry(member, entered, mu_squared, steps=steps, generation=generation, colluders=colluders)
             account.entries.setdefault(work, entry)
             own = {name: entry for name, entry in account.entries.items() if entry.member == member}
             everybody = account.people_of(own.values())
@@ -193,7 +199,25 @@ class PrivacyBudget:
             is_within=all(entry.released for entry in own) and _is_within(lost, mu_max),
             steps=tuple(NoisySteps(sigma, count) for sigma, count in sorted(steps.items())),
             federation_mu=min(MU_MAX, math.sqrt(account.spent_by(member))),
+            colluders=min((each.colluders for each in entries if each.colluders is not None), default=None),
         )
+
+    def exceeds(self, member: str, mu_max: float) -> bool:
+        """Return whether more has left of a member's people than this mu, its claims included.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is damaged.
+        """
+        if not (self._folder / FILE).exists():
+            return False
+        with self._locked():
+            account = self._read()
+        own = [entry for entry in account.entries.values() if entry.member == member]
+        lost = account.lost(account.people_of(own), (entry for entry in account.entries.values() if entry.released))
+        claims = [claim for claim in account.claims if claim.member == member]
+        missing = (claim.mu**2 - account.spent_by(member, until=claim.generation) for claim in claims)
+        return not _is_within(lost + max(0.0, *missing, 0.0), mu_max)
 
     def restore(self, member: str, mu: float, people: Iterable[str]) -> None:
         """Charge what the account lacks of the mu that a member's ledger has: the account may be of another machine.

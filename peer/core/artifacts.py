@@ -43,7 +43,7 @@ class Artifact:
     writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
     The list of tensors is in the file's header, and in the manifest. ``leak`` is what an attack here learnt from an
     artifact of this site, ``None`` where it was not measured; ``spent`` what has left of a person's privacy with it, in
-    a private federation. No message has them.
+    a private federation. No message has them but for the federation's own part of what was spent.
 
     ``commitments`` are those of a masked artifact to the seeds of its masks, by site, as ``peer.core.secure_sum`` has
     them; ``None``: it is not masked.

@@ -210,6 +210,8 @@ class Plan:
             raise ValueError(f"learning names the stages {sorted(self.learning)}, the table has {sorted(self.stages)}")
         if self.learning and (unknown := set(self.travels) - self._changed):
             raise ValueError(f"travels: no stage whose results may leave changes the network {min(unknown)!r}")
+        if self.sensitivity and (self.artifact != "sums" or self.published not in self.stages):
+            raise ValueError("sensitivity is of sums that a stage publishes")
         if unknown := self.couples.keys() - self.parameters.keys():
             raise ValueError(f"couples: there is no parameter {min(unknown)!r}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))

@@ -11,7 +11,7 @@ Source: Dong, Roth & Su 2022 (Gaussian differential privacy), corollaries 2.13 a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Annotated, NotRequired, TypedDict
 
@@ -98,8 +98,8 @@ class Noise:
     clip: float
     people: int
     steps: int
-    sharers: int = 1
-    colluders: int | None = None
+    sharers: int = field(default=1, repr=False)  # digests of noise that is not shared stay the same
+    colluders: int | None = field(default=None, repr=False)
 
     @property
     def mu(self) -> float:
@@ -205,7 +205,8 @@ def spending_facts(spending: Spending) -> SpendingFacts:
 def describe_guarantee(facts: SpendingFacts) -> str:
     """Say in one line what has left of a person's privacy, and what no attack exceeds."""
     stays = "; it is spent: nothing more leaves" if facts["exceeded"] else ""
-    return f"{_budget_words(facts)}; no attack on a person beyond AUC {percent_up(facts['auc_max']):.2f}{stays}"
+    whose = f" by {facts['colluders']} of the other sites together" if "colluders" in facts else ""
+    return f"{_budget_words(facts)}; no attack on a person{whose} beyond AUC {percent_up(facts['auc_max']):.2f}{stays}"
 
 
 def explain_guarantee(facts: SpendingFacts) -> str:

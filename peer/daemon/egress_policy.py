@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from typing import Any
 
 from peer.core import access, limits
@@ -12,8 +11,9 @@ from peer.core.leak import contradicts, ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.plan import Kind
 from peer.core.privacy import Spending, auc_max, mu_of, spent_facts
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import SiteName
 from peer.daemon.chain_keeper import ChainKeeper
+from peer.privacy_budget import PrivacyBudget
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.records.ledger import Ledger
 from peer.site.sums.pair_keys import SEED_BYTES
@@ -44,34 +44,34 @@ class EgressPolicy:
         machine: SiteMachine,
         ledger: Ledger,
         chain: ChainKeeper | None = None,
+        budget: PrivacyBudget | None = None,
     ) -> None:
         self._federation = federation
         self._egress = site.egress
         self._machine = machine
         self._ledger = ledger
         self._chain = chain
-        self._unlabelled: defaultdict[Sha256, float] = defaultdict(float)
-        """By artifact, the square of the mu that was spent before it and that its label lacks."""
-
-    def add_spending(self, mu: float) -> None:
-        """Count spending that became known only after the artifacts of now were made."""
-        for artifact in self._machine.memory.published.values():
-            self._unlabelled[artifact.sha256] += mu**2
+        self._budget, self._member = budget, f"{federation.digest}/{machine.rules.site}"
 
     def kept_for(self, artifact: Artifact) -> str | None:
         """Return why an artifact stays here, for another site; ``None`` if it may leave.
 
         Of a masked artifact the leak does not matter: it tells nothing by itself.
         """
-        if artifact.spent is not None and self._exceeds(artifact.sha256, artifact.spent):
+        if artifact.spent is not None and self._exceeds(artifact.spent):
             return SPENT
         if _contradicts_noise(artifact):
             return DOUBTED
         return LEAKS if artifact.commitments is None and self._egress.keeps(artifact) else None
 
-    def _exceeds(self, sha256: Sha256, spent: Spending) -> bool:
-        lacks = self._unlabelled.get(sha256, 0.0)
-        return spent.exceeded or (lacks > 0 and spent.mu**2 + lacks > mu_of(spent.epsilon_max, spent.delta) ** 2)
+    def _exceeds(self, spent: Spending) -> bool:
+        """Return whether more was spent than may be, as far as is known by now."""
+        if spent.exceeded or self._budget is None:
+            return spent.exceeded
+        try:
+            return self._budget.exceeds(self._member, mu_of(spent.epsilon_max, spent.delta))
+        except (OSError, ValueError):
+            return True  # the worker says what is wrong with the account
 
     def denial(self, caller: SiteName, kind: Kind) -> str | None:
         """Return why nothing of that kind leaves for a caller; ``None`` if it may."""

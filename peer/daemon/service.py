@@ -127,7 +127,9 @@ class PeerService:
         self._report, self._fail = report, fail
         self._clock = clock
         self._changed = asyncio.Event()
-        self.policy = EgressPolicy(federation=federation, site=site, machine=machine, ledger=ledger, chain=chain)
+        self.policy = EgressPolicy(
+            federation=federation, site=site, machine=machine, ledger=ledger, chain=chain, budget=budget
+        )
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(machine.rules.round_key, federation.digest)
         self._proofs = ClaimProofs(
@@ -273,7 +275,6 @@ class PeerService:
         if missing:
             facts = {"peer": peer, "round": manifest.round, "generation": manifest.generation, "mu": manifest.mu}
             log.warning("a peer's manifest of this site tells of more spending than its account", extra=facts)
-            self.policy.add_spending(missing)
 
     def pulse(self, peer: SiteName, *, echo: SiteName | None = None) -> Heartbeat:
         """Build this site's heartbeat for a peer and count it as sent; ``echo``: whose notice the peer sent."""

@@ -310,13 +310,15 @@ class KeptPart:
 
     Attributes:
         prefix: given the network whose state is the artifact, returns how the names of the part's tensors begin.
-        keep: puts the other contributors' parts into the site's networks; its arguments are these networks, the parts
-            by site, without that prefix, and the parameters.
+        keep: puts the other contributors' parts into the site's networks; its arguments are these networks, the own
+            part as it was sent, empty if it was not, the others' by site, all without that prefix, and the parameters.
         bounded: whether the federation's bounds hold for the parts; a part beyond them is not kept.
     """
 
     prefix: Callable[[Network], str]
-    keep: Callable[[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]], None]
+    keep: Callable[
+        [Mapping[str, Any], Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]], None
+    ]
     bounded: bool = False
 
 

@@ -48,7 +48,7 @@ class Aggregation:
         contributors: the sites whose states are in it, in ascending order.
         cut: the sites whose contribution was excluded, weighs less than claimed, or is equal to another's, each with
             the reason.
-        kept: the parts of the other contributors' states that the method keeps by site.
+        kept: the parts of the contributors' states that the method keeps by site, as they were sent.
     """
 
     state: State

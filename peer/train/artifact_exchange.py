@@ -184,8 +184,8 @@ class ArtifactExchange:
         )
         judged = settings.aggregate.bounds and self._method.kept is not None and self._method.kept.bounded
         beyond = find_outliers(kept) if judged else {}
-        others = (site for site in aggregation.contributors if site != settings.site and site not in beyond)
-        kept = {site: kept[site] for site in others if kept[site]}
+        contributors = (site for site in aggregation.contributors if site == settings.site or site not in beyond)
+        kept = {site: kept[site] for site in contributors if kept[site]}
         return dataclasses.replace(aggregation, kept=kept, cut=beyond | aggregation.cut)
 
     def divide(self, total: Source, contributors: Collection[SiteName]) -> Aggregation:
@@ -327,7 +327,8 @@ class ArtifactExchange:
             self._networks.networks[name].load_state_dict(beside, strict=False)  # without what is kept
         if self._method.kept is not None:
             parts = {str(site): state for site, state in aggregation.kept.items()}
-            self._method.kept.keep(self._networks.networks, parts, self._settings.parameters)
+            own = parts.pop(self._settings.site, {})
+            self._method.kept.keep(self._networks.networks, own, parts, self._settings.parameters)
         if self._method.describe_aggregate is not None:
             document = self._method.describe_aggregate(self._networks.networks)
             settings, members = self._settings, list(aggregation.contributors)
@@ -355,12 +356,14 @@ class ArtifactExchange:
 
     def _state_beside(self) -> State:
         """Return the states of the networks that travel beside the artifact's, each prefixed with its name."""
-        networks = self._networks.networks
-        return {
+        networks = {name: self._networks.networks[name] for name in self._method.sent_beside}
+        state = {
             f"{name}/{key}": tensor
-            for name in self._method.sent_beside
-            for key, tensor in state_of(networks[name]).items()
+            for name, network in networks.items()
+            for key, tensor in state_of(network).items()
+            if not (isinstance(network, Network) and key in base_tensors(network))
         }
+        return self._hide_counters(state)
 
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network)) - base_tensors(network)

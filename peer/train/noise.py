@@ -143,7 +143,7 @@ class SumNoise:
 
     def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
         """Return the noise of integer sums, in integers of these standard deviations."""
-        digest = hashlib.sha256(repr((self.purpose, self.noise)).encode())
+        digest = hashlib.sha256(repr((self.purpose, self.noise, self.noise.sharers)).encode())
         for each in (*sums, *scales):
             digest.update(repr(tuple(each.shape)).encode() + each.cpu().contiguous().numpy().tobytes())
         stream = _stream(self.key, digest.digest())

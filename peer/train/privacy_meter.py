@@ -86,6 +86,7 @@ class PrivacyMeter:
                     mu_max=mu_of(settings.epsilon_max, noise.delta),
                     steps=steps,
                     generation=command.generation,
+                    colluders=noise.colluders,
                 )
             except (OSError, ValueError) as error:
                 raise self._unreadable(error) from error
@@ -110,7 +111,7 @@ class PrivacyMeter:
             exceeded=not standing.is_within,
             steps=standing.steps,
             federation_mu=standing.federation_mu,
-            colluders=noise.colluders,
+            colluders=standing.colluders,
         )
 
         def labelled(artifact: Artifact) -> Artifact:

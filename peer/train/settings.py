@@ -214,6 +214,7 @@ class TrainingSettings:
             *(["NaN is background"] if self.data.nan else []),
             *([f"{training.processes} processes"] if training.processes > 1 else []),
             *([repr(self.noise)] if self.noise is not None else []),
+            *([f"{self.noise.sharers} sharers"] if self.noise is not None and self.noise.sharers > 1 else []),
             *([] if self.plan.predicts else [f"count_min = {self.count_min}"]),
         )
         text = json.dumps([self.federation, self.site, *map(repr, fixed_by), *parts])

@@ -207,7 +207,7 @@ def less_than_before(bodies: Bodies) -> None:
         (in_row(3, "spent", "mu", value=float("nan")), "guarantee: row 3: its steps give mu 0.256"),
         (in_row(3, "spent", "steps", value=[]), "guarantee: row 3: its steps give mu 0.0, not 0.256"),
         (in_row(3, "spent", "delta", value=1e-3), "guarantee: row 3: delta 0.001 is not the federation's"),
-        (in_row(5, "spent", "epsilon_max", value=0.9), "guarantee: row 5: epsilon 1.0000 is above 0.9, and it left"),
+        (in_row(5, "spent", "epsilon_max", value=0.9), "guarantee: row 5: epsilon 1.0000 may not leave"),
         (in_row(3, "spent", "auc_max", value=0.5), "guarantee: row 3: no AUC exceeds 0.57"),
         (less_than_before, "guarantee: row 5: less is spent than a round before"),
         (in_row(3, "leak", "low", value=0.53), "measured leak: row 3: the interval of AUC 0.54 is 0.46"),

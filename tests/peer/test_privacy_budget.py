@@ -1,6 +1,7 @@
 """The people's account: nothing is charged twice, nothing is forgotten, and only what was charged leaves."""
 
 import json
+import math
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -149,3 +150,27 @@ def test_a_damaged_file_is_not_taken_for_an_empty_one(tmp_path: Path, content: s
     with pytest.raises(ValueError, match=r"."):
         PrivacyBudget(tmp_path).charge("1", "one/asia", 1.0, PEOPLE, mu_max=2.0)
     assert (tmp_path / "budget.json").read_text() == content
+
+
+def test_a_sum_holds_against_the_fewest_colluders_of_its_parts(tmp_path: Path) -> None:
+    budget = PrivacyBudget(tmp_path)
+    budget.charge("1", "shared", 0.1, ["ann"], mu_max=2.0, colluders=2)
+    assert budget.standing("shared", ["ann"]).colluders == 2
+    budget.charge("2", "bare", 0.1, ["ann"], mu_max=2.0)
+    budget.charge("3", "other", 0.1, ["bob"], mu_max=2.0, colluders=1)
+    assert budget.standing("bare", ["ann"]).colluders == 2, "ann's part of the other federation holds against two"
+    assert budget.standing("bare", ["ann"]).mu == pytest.approx(math.sqrt(0.2))
+    assert budget.standing("none", ["eve"]).colluders is None
+
+
+def test_spending_that_exceeds_the_bound_is_known_with_and_without_its_people(tmp_path: Path) -> None:
+    budget = PrivacyBudget(tmp_path / "account")
+    assert not budget.exceeds("a", 1.0), "there is no account"
+    budget.charge("1", "a", 0.5, ["ann"], mu_max=1.0)
+    assert not budget.exceeds("a", 1.0)
+    budget.claim("a", 0, 1.2)
+    assert budget.exceeds("a", 1.0)
+    budget.standing("a", ["ann"])
+    assert budget.exceeds("a", 1.0)
+    assert not budget.exceeds("a", 1.3)
+    assert not budget.exceeds("b", 1.0)

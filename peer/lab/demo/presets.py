@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.privacy import auc_max, percent_up, power_of_ten
 from peer.lab.datasets import heart_disease
 from peer.lab.experiments.experiment import EVERY_SITE, Experiment
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.methods.registry import PLANS
 from peer.site.config import toml
+from peer.site.config.aggregate_table import AggregateConfig
+from peer.site.config.privacy_table import NoiseConfig
 
 FAMILIES, ONE = "families", "one"
 """The sets of networks of a study: one network a site, and one for methods that share it."""
@@ -112,6 +115,20 @@ def study_document(
 def method_of(label: str) -> str:
     """Return the method of a row: most are called like it."""
     return str(ROWS.get(label, {"method": label})["method"])
+
+
+def describe_noise(label: str) -> str:
+    """Say what the noise of a row guarantees to each person; empty without noise."""
+    row = ROWS.get(label, {})
+    sums = AggregateConfig(secure=row.get("secure", False), members_min=row.get("members_min"))
+    noise = NoiseConfig(**row.get("privacy", {})).noise(PLANS[method_of(label)], {}, 1, sums)
+    if noise is None:
+        return ""
+    return (
+        f"{label} has noise: ε {noise.epsilon:g} (δ {power_of_ten(noise.delta)}) for each person against any "
+        f"{noise.colluders} other site, ε {noise.epsilon_alone:.2f} if all others conspire; no attack on a person by "
+        f"one site has an AUC above {percent_up(auc_max(noise.mu)):.2f}."
+    )
 
 
 def networks(label: str) -> str:

@@ -23,7 +23,7 @@ from peer.extras import require_extra
 from peer.lab.datasets.baselines import baseline_aucs
 from peer.lab.demo import gains, picture, splits
 from peer.lab.demo.local_federation import LocalFederation
-from peer.lab.demo.presets import PresetSize, study, study_document
+from peer.lab.demo.presets import PresetSize, describe_noise, study, study_document
 from peer.lab.experiments.experiment import Experiment
 from peer.lab.experiments.pool import SamplePool, gather
 from peer.lab.experiments.result_files import CENTRALISED
@@ -111,7 +111,9 @@ def run(
         "methods": results,
         "gains": gains.compare(results, experiment.metric),
         "splits": over_splits,
-        "conclusion": gains.conclude(results, experiment.metric, over_splits),
+        "conclusion": " ".join(
+            filter(None, [gains.conclude(results, experiment.metric, over_splits), *map(describe_noise, methods)])
+        ),
         "picture": str(folder / "picture.html"),
         "seconds": round(time.monotonic() - started_s, 1),
     }

@@ -106,13 +106,18 @@ def soft_pull(states: Mapping[str, Mapping[str, Tensor]], share: float) -> dict[
     return pulled
 
 
-def keep(networks: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Any]) -> None:
-    """Pull this site's personal model and those that it received."""
+def keep(
+    networks: Mapping[str, Any],
+    own: Mapping[str, Tensor],
+    parts: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Any],
+) -> None:
+    """Pull this site's personal model, as it was sent, and those that it received."""
     personal, personals = networks[PERSONAL], networks[PERSONALS]
-    states = {**parts, personals.own: personal.state_dict()}
+    states = {**parts, personals.own: own or personal.state_dict()}
     for site, state in soft_pull(states, float(parameters["lambda"])).items():
         if site == personals.own:
-            personal.load_state_dict(state)
+            personal.load_state_dict(state, strict=False)  # what is frozen is not sent
         else:
             personals.keep(site, state)
 

@@ -207,7 +207,10 @@ def build_calibration(context: BuildContext, networks: Mapping[str, Any]) -> nn.
 
 
 def keep_heads(
-    networks: Mapping[str, Any], heads: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Any]
+    networks: Mapping[str, Any],
+    own: Mapping[str, Tensor],
+    heads: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Any],
 ) -> None:
     """Keep the newest head of each site."""
     for site, state in heads.items():

@@ -78,8 +78,13 @@ class SumTable(nn.Module):
         self.count += len(features)
 
     def add_person(self, features: Tensor, targets: Tensor) -> None:
-        """Add the mean of one person's samples, rounded once; arguments as of ``add``, targets of norm 1 at most."""
+        """Add the mean of one person's samples, rounded once; arguments as of ``add``, targets of norm 1 at most.
+
+        A sample that is not finite counts as zero: an error would tell that somebody's is.
+        """
         z, y = features.double().cpu(), targets.double().cpu()
+        finite = (z.isfinite().all(1) & y.isfinite().all(1))[:, None]
+        z, y = z.where(finite, 0.0), y.where(finite, 0.0)
         rows, columns = torch.triu_indices(z.shape[1], z.shape[1])
         self.gram += _units((z.T @ z)[rows, columns] / len(z)).to(self.gram.device)
         self.moments += _units(z.T @ y / len(z)).to(self.moments.device)

@@ -81,7 +81,7 @@ def sums(context: StageContext) -> Stage:
             table.load_state_dict(own.state_dict())
             if context.noise is not None:
                 table.add_noise(context.noise)
-            terms["samples"] = Term(own.count.cpu().double(), 0.0)
+            terms["samples" if context.noise is None else "people"] = Term(own.count.cpu().double(), 0.0)
         return terms
 
     return one_step_stage({DAM: context.dam, OWN: context.networks[OWN], SUMS: context.networks[SUMS]}, (), losses)

@@ -32,7 +32,7 @@ class NoiseConfig(StrictTable):
     `pooled_head` adds noise to its sums once; with `[aggregate] secure` and `members_min`, sites share that noise."""
     epsilon: Annotated[float, Field(gt=0, le=EPSILON_MAX)] | None = None
     """With `mechanism`: what all rounds together keep to: (epsilon, delta)-differential privacy of one person more or
-    less, against everybody outside the site."""
+    less, against everybody outside the site; where sites share the noise, against `colluders_max` of the others."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """With `mechanism`: see `epsilon`. A site with more than 1 / (10 delta) people refuses to train."""
     clip: Positive = 1.0

@@ -116,3 +116,12 @@ def test_a_method_that_sends_what_its_plan_does_not_name_is_refused() -> None:
     plan = replace(PLANS["scaffold"], travels=("dam",))
     with pytest.raises(ValueError, match="SCAFFOLD sends 'control', which the plan's travels does not name"):
         Method.of(plan)
+
+
+def test_only_sums_that_a_stage_publishes_have_a_sensitivity() -> None:
+    plan = PLANS["pooled_head"]
+    assert plan.noised_steps({"sums": 1, "solve": 1}, rounds=1) == 1
+    assert plan.noised_stages == ("sums",)
+    for changes in ({"artifact": "model"}, {"published": "commit"}):
+        with pytest.raises(ValueError, match="sensitivity is of sums that a stage publishes"):
+            replace(plan, **changes)

@@ -121,6 +121,8 @@ def test_sites_that_share_noise_keep_to_epsilon_together_and_to_more_alone() -> 
     said = explain_guarantee(spending_facts(Spending(mu_of(1.7, DELTA), DELTA, 3.0, colluders=1)))
     assert "against any 1 of the other sites together, which share the noise. Whatever these do with what left" in said
     assert "colluders" not in facts(1.7)
+    line = describe_guarantee(spending_facts(Spending(mu_of(1.7, DELTA), DELTA, 3.0, colluders=1)))
+    assert line.endswith("no attack on a person by 1 of the other sites together beyond AUC 0.64")
 
 
 def test_a_bound_is_rounded_up_and_a_delta_is_a_power_of_ten() -> None:

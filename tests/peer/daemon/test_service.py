@@ -195,11 +195,16 @@ async def test_what_is_spent_or_contradicts_its_noise_stays_here(
 async def test_what_was_spent_before_and_only_a_peer_knows_counts_for_what_is_already_there(
     site: SiteUnderTest, added: float, stays: bool
 ) -> None:
-    old = site.publish(1, spent=replace(SPENDING, mu=0.6))
-    site.service.policy.add_spending(added)
-    new = site.publish(2, spent=replace(SPENDING, mu=0.8))
-    assert (site.service.policy.kept_for(old) is not None) == stays
-    assert site.service.policy.kept_for(new) is None, "its label counts what was added"
+    member = f"{site.federation.digest}/{site.machine.rules.site}"
+    site.budget.charge("1", member, 0.36, ["ann"], mu_max=mu_of(3.0, 1e-4))
+    artifact = site.publish(1, spent=replace(SPENDING, mu=0.6))
+    assert site.service.policy.kept_for(artifact) is None
+    site.budget.claim(member, 1, (0.36 + added**2) ** 0.5)
+    assert (site.service.policy.kept_for(artifact) is not None) == stays
+    site.budget.standing(member, ["ann"])  # as a worker settles the claim, after a restart of the daemon
+    assert (site.service.policy.kept_for(artifact) is not None) == stays
+    (site.home / ".privacy" / "budget.json").write_text("{")
+    assert site.service.policy.kept_for(artifact) is not None, "nobody knows what was spent"
 
 
 async def test_an_untrained_artifact_leaves_unmeasured(tmp_path: Path) -> None:

@@ -71,14 +71,14 @@ def test_a_pull_leaves_counts_and_a_single_site_alone() -> None:
 def test_each_received_model_is_pulled_and_a_missing_one_stays(site: Any) -> None:
     own, parameters = site.networks[PERSONAL].state_dict(), site.context.parameters
     before = {**states(3, 5), "beta": {name: tensor.clone() for name, tensor in own.items()}}
-    keep(site.context.networks, {site: before[site] for site in ("alpha", "gamma")}, parameters)
+    keep(site.context.networks, before["beta"], {site: before[site] for site in ("alpha", "gamma")}, parameters)
     expected = soft_pull(before, 0.7)
     received = site.networks[PERSONALS].states()
     assert list(received) == ["alpha", "gamma"]
     for name in own:
         assert torch.equal(site.networks[PERSONAL].state_dict()[name], expected["beta"][name])
         assert all(torch.equal(received[other][name], expected[other][name]) for other in received)
-    keep(site.context.networks, {"gamma": before["gamma"]}, parameters)
+    keep(site.context.networks, {}, {"gamma": before["gamma"]}, parameters)
     later = site.networks[PERSONALS].states()
     assert torch.equal(later["alpha"]["fc.weight"], expected["alpha"]["fc.weight"])
     assert not torch.equal(later["gamma"]["fc.weight"], expected["gamma"]["fc.weight"])

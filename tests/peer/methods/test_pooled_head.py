@@ -268,6 +268,16 @@ def test_a_person_counts_once_however_many_samples_there_are() -> None:
     np.testing.assert_allclose(mean.sums()[0].numpy(), expected, atol=1 / UNIT)
 
 
+def test_a_sample_that_is_not_finite_counts_as_zero_and_shows_nowhere() -> None:
+    bare, spoilt = (SumTable(classes=CLASSES, features=FEATURES, encoder="e") for _ in range(2))
+    bare.add_person(torch.zeros(1, FEATURES), torch.zeros(1, CLASSES))
+    spoilt.add_person(torch.full((1, FEATURES), torch.inf), Y[:1])
+    assert torch.equal(vector_of(bare), vector_of(spoilt))
+    spoilt.add_person(torch.cat([Z[:1], torch.full((1, FEATURES), torch.nan)]), Y[:2])
+    assert float(vector_of(spoilt).norm()) == pytest.approx(float(vector_of(table_of(Z[:1], Y[:1])).norm()) / 2)
+    assert int(spoilt.count) == 2
+
+
 @pytest.mark.parametrize("multiplier", [0.5, 3.0])
 def test_the_noise_has_the_claimed_deviation_in_every_entry(multiplier: float) -> None:
     noise, drawn = Draws(multiplier), []

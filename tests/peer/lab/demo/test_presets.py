@@ -8,7 +8,16 @@ import pytest
 
 from peer.core.tasks import MINOR
 from peer.errors import ConfigError
-from peer.lab.demo.presets import FAMILIES, ONE_ROUND, STUDIES, PresetSize, problem, study
+from peer.lab.demo.presets import (
+    FAMILIES,
+    ONE_ROUND,
+    PRIVATE_HEAD,
+    STUDIES,
+    PresetSize,
+    describe_noise,
+    problem,
+    study,
+)
 from peer.lab.demo.run import configuration
 from peer.lab.experiments.experiment import Experiment
 from peer.lab.experiments.pool import SamplePool
@@ -82,3 +91,16 @@ def test_what_does_not_fit_is_said() -> None:
     assert problem("dermoscopy", "local") is None
     assert "does not fit sites that enlarge by different factors" in str(problem("dermoscopy", "feddal"))
     assert problem("tissue", "fedproto") == "fedproto is not defined for segmentation"
+
+
+def test_the_guarantee_of_a_private_row_is_said_and_its_file_is_read() -> None:
+    assert describe_noise("fedvisit") == ""
+    assert describe_noise(PRIVATE_HEAD) == (
+        "pooled_head-epsilon-1 has noise: ε 1 (δ 1e-4) for each person against any 1 other site, ε 1.87 if all others "
+        "conspire; no attack on a person by one site has an AUC above 0.59."
+    )
+    experiment = study("heart-disease", ["local", PRIVATE_HEAD], PresetSize())
+    sites = list(STUDIES["heart-disease"]["models"]["families"])
+    federation = FederationConfig.parse(experiment.federation_text(PRIVATE_HEAD, "one", sites, seed=0), "demo")
+    assert federation.noise is not None
+    assert (federation.noise.epsilon, federation.noise.sharers) == (1.0, 3)
