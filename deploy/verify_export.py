@@ -107,7 +107,7 @@ def check_guarantee(export: Any, rules: Any) -> str:
         require(order[:2] <= newest[:2] or mu >= newest[2], f"{row}: less is spent than a round before")
         newest = max(newest, order)
         says = f"epsilon {epsilon:.4f} of {epsilon_max} (delta {delta}), no attack beyond AUC {ceiling:.4f}"
-        says += f", by {spent['colluders']} sites together" if "colluders" in spent else ""
+        says += f", by any {spent['colluders']} of the other sites" if "colluders" in spent else ""
     return says + (f"; {bare} transfers tell of no noise: only artifacts without a step may" if bare else "")
 
 

@@ -91,13 +91,14 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
 def soft_pull(states: Mapping[str, Mapping[str, Tensor]], share: float) -> dict[str, dict[str, Tensor]]:
     """Pull each site's state to the mean of the others', in float64 and in the order of the sites' names.
 
-    Counts stay. Of one site, the state stays.
+    Counts stay, and so does what some site lacks. Of one site, the state stays.
     """
     sites = sorted(states)
     if len(sites) < 2:
         return {site: dict(state) for site, state in states.items()}
     pulled: dict[str, dict[str, Tensor]] = {site: {} for site in sites}
-    for name, first in states[sites[0]].items():
+    for name in sorted(set.intersection(*({*state} for state in states.values()))):
+        first = states[sites[0]][name]
         values = torch.stack([states[site][name].to("cpu", torch.float64) for site in sites])
         if first.is_floating_point():
             values = share * values + (1 - share) / (len(sites) - 1) * (values.sum(0) - values)

@@ -64,6 +64,9 @@ def test_a_pull_leaves_counts_and_a_single_site_alone() -> None:
     norms = {site: nn.BatchNorm1d(2).state_dict() for site in SITES}
     norms["beta"]["num_batches_tracked"] = torch.tensor(5)
     assert [int(state["num_batches_tracked"]) for state in soft_pull(norms, 0.5).values()] == [0, 5, 0]
+    lacking = {site: {"norm": torch.ones(1)} for site in SITES}
+    lacking["alpha"]["frozen"] = torch.ones(1)
+    assert [set(state) for state in soft_pull(lacking, 0.5).values()] == [{"norm"}] * len(SITES), "frozen: not sent"
     alone = {"beta": TwoLayers(1).state_dict()}
     assert torch.equal(soft_pull(alone, 0.5)["beta"]["fc.weight"], alone["beta"]["fc.weight"])
 
