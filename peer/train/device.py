@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer import allocator
 from peer.train.errors import UnusableConfigurationError
+from peer.train.lean_torch import leave_compiler_unloaded
 
 PRECISIONS = ("fp32", "bf16")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -63,9 +64,11 @@ def device_id(device: torch.device) -> str:
 def make_reproducible(device: torch.device, *, threads: int) -> None:
     """Fix everything that changes bits in this process: threads, algorithms, reduced precision."""
     os.environ.setdefault(*CUBLAS_WORKSPACE)
+    leave_compiler_unloaded()
     torch.set_num_threads(threads)
     # On a GPU some layers have no deterministic backward pass, and torch only warns.
-    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
+    # torch.use_deterministic_algorithms sets the same, and loads the compiler.
+    torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "warn")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False

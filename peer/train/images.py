@@ -35,10 +35,6 @@ from peer.train.data.image_files import (
 from peer.train.errors import UnusableConfigurationError, UnusableDataError
 from peer.train.settings import DataSettings, IntensitySettings, TaskSettings
 
-load_monai()
-from monai.data import MetaTensor  # noqa: E402
-from monai.transforms import NormalizeIntensity, ScaleIntensity  # noqa: E402
-
 PICTURE_DIMS = 2
 VOLUME_DIMS = 3
 BYTE_MAX = 255  # the brightest value of an 8-bit picture
@@ -118,11 +114,7 @@ class Preparation:
         """
         values = scale_intensity(image.values, self.intensity)
         values = self.fit(values, image.spacing)
-        if self.normalise == "zscore":
-            values = NormalizeIntensity(channel_wise=True)(values)
-        elif self.normalise == "unit":
-            values = ScaleIntensity(channel_wise=True)(values)
-        values = _without_metadata(values).contiguous()
+        values = _normalise(values, self.normalise).contiguous()
         if not torch.isfinite(values).all():
             raise ValueError("holds a value beyond the range of float32 once its values are normalised")
         check_not_constant(values, f" once it is brought to [data] input_size = {list(self.input_size)}")
@@ -406,5 +398,14 @@ def load_regions(path: Path, preparation: Preparation) -> Tensor:
         raise UnusableDataError(f"[data] regions {path} {error}") from error
 
 
-def _without_metadata(image: Tensor) -> Tensor:
-    return image.as_tensor() if isinstance(image, MetaTensor) else image
+def _normalise(values: Tensor, normalise: str) -> Tensor:
+    """Normalise each channel by MONAI, which a table or an image as it is does not load."""
+    if normalise == "none":
+        return values
+    load_monai()
+    from monai.data import MetaTensor
+    from monai.transforms import NormalizeIntensity, ScaleIntensity
+
+    transform = {"zscore": NormalizeIntensity, "unit": ScaleIntensity}[normalise](channel_wise=True)
+    values = transform(values)
+    return values.as_tensor() if isinstance(values, MetaTensor) else values

@@ -132,9 +132,6 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
 
 def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
     """Create the object that carries out the commands: a trainer, or an evaluator of lent models."""
-    from models.lean_monai import load_monai
-
-    load_monai()
     keep_memory_between_steps()
     if setting.duty == "measure":
         from peer.train.guest import GuestEvaluator
@@ -245,9 +242,6 @@ def run_rank(index: int, setting: WorkerSetting, folder: Path, connections: Sequ
 
 def _follow_worker(rank: int, setting: WorkerSetting, folder: Path, connection: Any) -> None:
     """Prepare the stages that the worker begins, and take their steps, for ever."""
-    from models.lean_monai import load_monai
-
-    load_monai()
     keep_memory_between_steps()
     from peer.train.rank_processes import BeginStage, Reading, StageReady, join_group
     from peer.train.ranks import ProcessGroup, Ranks

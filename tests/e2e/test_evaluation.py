@@ -42,8 +42,9 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
         state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
         sites.append({"setting": to_json(setting), "state": state, "sources": []})
     command = [sys.executable, "-m", "peer.lab.experiments.cross_site"]
-    finished = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
-    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(finished.stdout)
+    request = json.dumps({"federations": {"only": sites}})
+    finished = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(finished.stdout)["only"]
     return matrix
 
 

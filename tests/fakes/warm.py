@@ -59,9 +59,6 @@ def serve(path: str) -> None:
     load_monai()
     for name in ("models", "peer.train.guest", "peer.train.trainer"):
         importlib.import_module(name)
-    import torch
-
-    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # the first one imports 800 modules
     os.nice(10)
     ours = os.getpid()
     running: dict[int, socket.socket] = {}

@@ -83,13 +83,20 @@ def run(
     watch(DemoProgress(f"preparing the data: {experiment.data.dataset}"))
     pool = gather(experiment, folder / "data")
     runs = {prepared.document["method"]: prepared for prepared in build_runs(experiment, pool, folder / "runs")}
-    results: dict[str, DemoMethod] = {}
+    simulated: dict[str, DemoMethod] = {}
+    federations: dict[str, LocalFederation] = {}
     for label in experiment.methods:
         runs[label].write()
         if label == CENTRALISED:
-            results[label] = train_simulated(experiment, runs[label], watch)
+            simulated[label] = train_simulated(experiment, runs[label], watch)
         else:
-            results[label] = _run_federation(folder, experiment, runs[label], pool, watch)
+            federations[label] = _run_federation(folder, experiment, runs[label], pool, watch)
+    watch(DemoProgress("every site's model on every site's test data"))
+    matrices = _cross_site(federations)
+    results = {
+        label: simulated.get(label) or _federation_result(federations[label], experiment.metric, matrices[label])
+        for label in experiment.methods
+    }
     for label in gains.joined(results):
         write_references(folder / label, experiment.metric, results)
     over_splits = None
@@ -168,20 +175,23 @@ def _count(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"samples": len(entries), **({"subjects": len(subjects)} if subjects else {})}
 
 
-def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: SamplePool, watch: Watch) -> DemoMethod:
-    """Run one federation of daemons to its end, and collect its results."""
+def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: SamplePool, watch: Watch) -> LocalFederation:
+    """Run one federation of daemons to its end."""
     method = run.document["method"]
     draft, sites = configuration(experiment, run, pool)
     with LocalFederation.create(folder / method, draft, sites) as local_federation:
         for name in sites:
             local_federation.start(name)
         _wait(local_federation, method, watch)
-    watch(DemoProgress(f"{method}: every site's model on every site's test data"))
-    matrix = _cross_site(local_federation)
+    return local_federation
+
+
+def _federation_result(local_federation: LocalFederation, metric: str, matrix: Any) -> DemoMethod:
+    """Collect the results of a federation that has ended."""
     return {
         "digest": local_federation.federation.digest,
         "home": str(local_federation.home),
-        "sites": {name: _site_result(local_federation, experiment.metric, name, matrix) for name in sites},
+        "sites": {name: _site_result(local_federation, metric, name, matrix) for name in matrix},
         "matrix": matrix,
     }
 
@@ -251,15 +261,17 @@ def _wait(local_federation: LocalFederation, method: str, watch: Watch) -> None:
         time.sleep(POLL_S)
 
 
-def _cross_site(local_federation: LocalFederation) -> Any:
-    """Evaluate every site's model on every site's test data, in a separate process."""
-    sites = []
-    for name in local_federation.federation.roster:
-        folder = local_federation.folder(name)
-        federation, site, _ = startup.load(folder)
-        sites.append(model_state.read_newest(folder, federation, site).document())
+def _cross_site(federations: Mapping[str, LocalFederation]) -> Any:
+    """Evaluate, in a separate process, every site's model on every site's test data, by federation."""
+    documents: dict[str, list[Mapping[str, Any]]] = {}
+    for label, local_federation in federations.items():
+        documents[label] = []
+        for name in local_federation.federation.roster:
+            folder = local_federation.folder(name)
+            federation, site, _ = startup.load(folder)
+            documents[label].append(model_state.read_newest(folder, federation, site).document())
     return model_state.run_module(
-        "peer.lab.experiments.cross_site", {"sites": sites}, name="the evaluation", limit_s=CROSS_SITE_S
+        "peer.lab.experiments.cross_site", {"federations": documents}, name="the evaluation", limit_s=CROSS_SITE_S
     )
 
 

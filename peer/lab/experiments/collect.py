@@ -68,7 +68,6 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
 
 
 def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
-    torch.use_deterministic_algorithms(True)  # like every trainer; the call imports torch's compiler
     gc.collect()  # garbage of this process' previous run
     gc.freeze()  # the garbage collection after each stage need not scan imported modules
     run_document = json.loads((folder / "run.json").read_text())

@@ -47,20 +47,23 @@ def cross_site(sites: Sequence[tuple[WorkerSetting, str, tuple[Source, ...]]]) -
 
 
 def main() -> None:
-    """Answer one document ``{"sites": [{"setting": {...}, "state": "...", "sources": [...]}]}``."""
+    """Answer one document ``{"federations": {"...": [{"setting": {...}, "state": "...", "sources": [...]}]}}``."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)
-    sites = [
-        (
-            from_json(WorkerSetting, site["setting"]),
-            str(site["state"]),
-            tuple(from_json(Source, source) for source in site["sources"]),
-        )
-        for site in request["sites"]
-    ]
     with contextlib.redirect_stdout(sys.stderr):
-        matrix = cross_site(sites)
-    json.dump(matrix, sys.stdout)
+        matrices = {
+            federation: cross_site([_read_site(site) for site in sites])
+            for federation, sites in request["federations"].items()
+        }
+    json.dump(matrices, sys.stdout)
+
+
+def _read_site(site: Mapping[str, Any]) -> tuple[WorkerSetting, str, tuple[Source, ...]]:
+    return (
+        from_json(WorkerSetting, site["setting"]),
+        str(site["state"]),
+        tuple(from_json(Source, source) for source in site["sources"]),
+    )
 
 
 if __name__ == "__main__":

@@ -90,10 +90,7 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
 def preserve_torch_settings() -> Iterator[None]:
     """Restore the settings that a trainer changes: threads, algorithms, random numbers."""
     threads = torch.get_num_threads()
-    strict, only_warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    debug_mode = torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
     with torch.random.fork_rng(devices=[]):
@@ -101,7 +98,7 @@ def preserve_torch_settings() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(strict, warn_only=only_warns)
+            torch.set_deterministic_debug_mode(debug_mode)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = cudnn
 
