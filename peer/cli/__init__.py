@@ -80,6 +80,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run an experiment on one machine, with the code that the daemons run.",
     ),
     "report": ("peer.cli.report:report", "Make tables and pictures from the results of `simulate`."),
+    "advise": (
+        "peer.cli.advise:advise",
+        "Say which method suits a federation, and whether joining is likely to pay, by results on like data.",
+    ),
     "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
     "export": ("peer.cli.export:export", "Write the local model as MONAI bundle, .pt2 or ONNX, with a model card."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),

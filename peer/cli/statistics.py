@@ -46,7 +46,7 @@ def statistics(call: SiteCall, file: Path | None, out: Path | None) -> None:
         if out.suffix != ".html":
             raise UsageError(f"--out {out}: the page is HTML", "name a file that ends with .html")
         must_be_new_or_page(out)
-    document = _read(file if file is not None else _find(call.folder))
+    document = read_statistics(file if file is not None else _find(call.folder))
     if out is not None:
         write_atomically(out, write_page(document, version=__version__).encode())
         document["page"] = str(out)
@@ -71,7 +71,8 @@ def _find(folder: SiteFolder) -> Path:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_statistics(path: Path) -> dict[str, Any]:
+    """Read a statistics.json, or what `statistics --json` printed. Raise ``StateError`` if the file is neither."""
     try:
         document = json.loads(path.read_text("utf-8"))
         if not isinstance(document, dict) or "variables" not in document:

@@ -101,9 +101,73 @@ class PluginChecked(TypedDict):
     parts: Annotated[list[PluginPart], "in the order of the groups"]
 
 
+class GainFigures(TypedDict):
+    """A method against training alone, in points of the metric, or in its unit."""
+
+    mean: Annotated[float | None, "over folds, splits or seeds"]
+    low: Annotated[float | None, "lower end of the interval; null without one"]
+    high: Annotated[float | None, "upper end"]
+    share: Annotated[float | None, "of the room, in per cent; null where it is not stated"]
+
+
+class AdviceRow(TypedDict):
+    """A row of a study."""
+
+    row: Annotated[str, "its name"]
+    method: Annotated[str, "the method"]
+    local_test: Annotated[GainFigures, "the gain on Local Test"]
+    global_test: Annotated[GainFigures, "the gain on Global Test"]
+    epsilon: Annotated[float | None, "of the noise on what leaves; null without noise"]
+    shared_noise: Annotated[bool, "whether sites share that noise under masks"]
+    parameters: Annotated[Mapping[str, Any], "of own results: those that are not at their default"]
+
+
+class AdviceStudy(TypedDict):
+    """Methods that were compared at the same sites."""
+
+    name: Annotated[str, "of the data"]
+    source: Annotated[str, "the command that repeats it, or the folder of own results"]
+    kind: Annotated[str, "of the task"]
+    objective: Annotated[str, "the kind, or the target where that is no class"]
+    sites: Annotated[int, "how many"]
+    people: Annotated[float | None, "of a site, for training: people, recordings or images; null: not known"]
+    classes_alike: Annotated[bool | None, "whether sites have like shares of the classes; null: not known"]
+    networks_differ: Annotated[bool, "whether sites have networks of their own"]
+    metric: Annotated[str, "of which gains are"]
+    interval: Annotated[str, "what the intervals are"]
+    rows: Annotated[list[AdviceRow], "all methods but training alone and the pooled bound"]
+
+
+class Advice(TypedDict):
+    """Which method suits a federation, and whether joining is likely to pay."""
+
+    federation: Annotated[str, "its name"]
+    planned: Annotated[str, "the method that its plan names"]
+    kind: Annotated[str, "of its task"]
+    objective: Annotated[str, "the kind, or the target where that is no class"]
+    sites: Annotated[int, "in the plan"]
+    people: Annotated[float | None, "of a site; null: not known"]
+    people_from: Annotated[str, "where that number stands"]
+    classes_alike: Annotated[bool | None, "whether this site has the others' shares of the classes; null: not known"]
+    networks_differ: Annotated[bool, "whether a site may have a network of its own"]
+    epsilon: Annotated[float | None, "of the plan's noise; null without noise"]
+    answer: Annotated[str, "whether joining is `likely` or `not likely` to pay, or the program `does not know`"]
+    reason: Annotated[str, "why"]
+    row: Annotated[str | None, "the row with the highest mean gain on Local Test in the like studies"]
+    method: Annotated[str | None, "its method"]
+    visits: Annotated[int | None, "sites that train a copy of each model in a round; null where no model visits"]
+    studies: Annotated[list[AdviceStudy], "the like studies, on which the answer rests"]
+    relaxed: Annotated[list[str], "conditions of likeness that no study meets"]
+    excluded: Annotated[Mapping[str, str], "by row of studies of this task: why it does not count"]
+    noise_costs: Annotated[list[str], "what noise cost the rows that count"]
+    not_stated: Annotated[list[str], "what is not known, and what would say it"]
+    find_out: Annotated[list[str], "commands that answer on own data"]
+
+
 DOCUMENTS: Mapping[str, Any] = {
     "simulate": SimulationResult,
     "report": ReportWritten,
+    "advise": Advice,
     "plugin new": PluginCreated,
     "plugin check": PluginChecked,
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 WINGS = {
-    "lab": "datasets demo partition report statistics",
+    "lab": "advice datasets demo partition report statistics",
     "net": "relay transport",
     "site": "config identity membership records sums",
     "train": "data inference",
@@ -83,12 +83,13 @@ MAY_IMPORT = {
     "partition": "ground core config peer.train.data.copies peer.train.data.datalist peer.train.data.file_names",
     "statistics": "ground core",
     "report": "ground documents core statistics peer.lab.experiments.result_files",
+    "advice": "ground documents core plans config report peer.lab.experiments.result_files",
     "experiments": "ground plans core config sums data datasets partition spec statistics",
     "simulation": "ground plans core config data methods models partition records experiments spec statistics training",
     "demo": f"{SITE} plans datasets experiments statistics report daemon data model-files",
     "notebook": "ground core config records transport model-files inference training",
-    "cli": f"{OPERATION} dashboard preflight tracking datasets partition statistics report experiments demo spec "
-    "models.footprint models.layers",
+    "cli": f"{OPERATION} dashboard preflight tracking advice datasets partition statistics report experiments demo "
+    "spec models.footprint models.layers",
 }
 CORE_STDLIB = frozenset(
     "__future__ bisect collections dataclasses enum functools hashlib heapq hmac itertools json math operator re "  # noqa: SIM905

@@ -34,7 +34,7 @@ DOWN = ("prune --older-than 1d",)
 """Commands that a daemon stands in the way of."""
 ELSEWHERE = {
     *("check", "dashboard", "data", "demo", "export", "federation", "help", "leave", "methods", "models", "plugin"),
-    *("predict", "relay", "report", "restore", "simulate", "site", "start", "statistics"),
+    *("advise", "predict", "relay", "report", "restore", "simulate", "site", "start", "statistics"),
 }
 """Commands and groups that need torch, a person, a second machine or no site: other tests have their documents."""
 
