@@ -11,8 +11,9 @@ The rules, which ``deploy/README.md`` repeats for operators:
    first, then classes, then people: the answer says so. What is not known is not compared, nor is the number of sites.
 4. The best row has the highest mean gain on Local Test over the like studies that have it.
 5. Joining is ``likely`` to pay if all like studies have that row, and the interval of its gain on Local Test is above 0
-   in each; it is ``not likely`` if the interval is below 0 in each. Else the program ``does not know``; also without a
-   number of people, and where people had to give way, since gains fall as sites grow.
+   in each; it is ``not likely`` if the interval is below 0 in each. Else the program ``does not know``; also from one
+   study of the shipped table alone, without a number of people, and where people had to give way, since gains fall as
+   sites grow.
 
 The interval of the best of several methods is too favourable: nothing corrects it.
 """
@@ -32,6 +33,8 @@ from peer.lab.experiments.result_files import CENTRALISED
 
 NEAR = 3.0
 """The factor within which numbers of people count as like, and smaller epsilons."""
+SHIPPED_MIN = 2
+"""Of the shipped table, so many like studies are evidence about other data."""
 LIKELY, UNLIKELY, UNKNOWN = "likely", "not likely", "does not know"
 ALIKE = {True: "alike", False: "unlike", None: "not known"}
 NETWORKS = {True: "own networks", False: "one network"}
@@ -40,7 +43,8 @@ NETWORKS = {True: "own networks", False: "one network"}
 def advise(question: Question, own: Sequence[Study], shipped: Sequence[Study]) -> Advice:
     """Answer a question from own studies, or from the shipped ones where no own one is of the same task."""
     federation, task = question.federation, question.federation.task
-    studies = _of_task(question, own) or _of_task(question, shipped)
+    own_studies = _of_task(question, own)
+    studies = own_studies or _of_task(question, shipped)
     like, unmet = _like([each for each in studies if _counted(each, question)], question)
     rows: dict[str, list[StudyRow]] = {}
     for row in (row for study in like for row in _counted(study, question)):
@@ -50,7 +54,8 @@ def advise(question: Question, own: Sequence[Study], shipped: Sequence[Study]) -
     gains = [] if best is None else [row.local_test for row in rows[best]]
     refused = ((row.row, _refuse(question, row)) for study in studies for row in study.rows)
     tried = first.method if first is not None else federation.method.name if federation.plan.predicts else "fedvisit"
-    answer, reason = _decide(question, studies, len(like), gains, other_people=unmet[0])
+    too_few = not own_studies and len(like) < SHIPPED_MIN
+    answer, reason = _decide(question, studies, len(like), gains, other_people=unmet[0], too_few=too_few)
     return {
         "federation": federation.name,
         "planned": federation.method.name,
@@ -117,7 +122,13 @@ def _like(studies: Sequence[Study], question: Question) -> tuple[list[Study], tu
 
 
 def _decide(
-    question: Question, studies: Sequence[Study], like: int, gains: Sequence[MeasuredGain], *, other_people: bool
+    question: Question,
+    studies: Sequence[Study],
+    like: int,
+    gains: Sequence[MeasuredGain],
+    *,
+    other_people: bool,
+    too_few: bool,
 ) -> tuple[str, str]:
     """Return the answer and its reason, from the best row's gains in some of the like studies."""
     task = question.federation.task
@@ -135,6 +146,8 @@ def _decide(
         return UNKNOWN, f"gains fall as sites grow, and no study has as many people a site; {measured}"
     if None in signs:
         return UNKNOWN, f"a single run has no interval; {measured}"
+    if too_few:
+        return UNKNOWN, f"one study of other data is too few; {measured}"
     return LIKELY if above == like else UNLIKELY if below == like else UNKNOWN, measured
 
 

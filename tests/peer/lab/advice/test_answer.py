@@ -63,7 +63,10 @@ def test_a_clear_winner_is_named_with_its_visits() -> None:
     [
         ([AROUND], "does not know", "above 0 in 0, below 0 in 0"),
         ([ABOVE, AROUND], "does not know", "above 0 in 1, below 0 in 0"),
-        ([BELOW], "not likely", "below 0 in 1"),
+        ([ABOVE, ABOVE], "likely", "above 0 in 2"),
+        ([BELOW, BELOW], "not likely", "below 0 in 2"),
+        ([ABOVE], "does not know", "one study of other data is too few"),
+        ([BELOW], "does not know", "one study of other data is too few"),
         ([BELOW, AROUND], "does not know", "below 0 in 1"),
     ],
 )
@@ -105,7 +108,7 @@ def test_networks_give_way_before_classes_and_these_before_people() -> None:
     answer = advise(question(), [], [people, classes, networks])
     assert names(answer) == ["networks"]
     assert answer["relaxed"] == ["networks: own networks here, one network there"]
-    answer = advise(question(), [], [people, classes])
+    answer = advise(question(), [people, classes], [])
     assert names(answer) == ["classes"]
     assert answer["relaxed"] == ["classes of the sites: alike here, not known there"]
     assert answer["answer"] == "likely"
@@ -113,7 +116,7 @@ def test_networks_give_way_before_classes_and_these_before_people() -> None:
     assert answer["relaxed"] == ["people of a site: 40 here, 121 there"]
     assert (answer["answer"], answer["row"]) == ("does not know", "fedvisit")
     assert "no study has as many people a site" in answer["reason"]
-    assert advise(question(), [], [replace(people, people=120.0)])["answer"] == "likely"
+    assert advise(question(), [replace(people, people=120.0)], [])["answer"] == "likely"
 
 
 def test_what_is_not_known_is_named_and_not_compared() -> None:
