@@ -29,7 +29,8 @@ class NoiseConfig(StrictTable):
     """With "noise", every step of a network that leaves, or from which such a network learns, clips the gradient of
     each person (the `subject` of the datalist; without one, each sample) and adds Gaussian noise to their sum. All
     people of a site are in each step, so that an epoch is one step. What never leaves trains without noise.
-    `pooled_head` adds noise to its sums once; with `[aggregate] secure` and `members_min`, sites share that noise."""
+    `pooled_head` and `statistics` add noise to their sums once; with `[aggregate] secure` and `members_min`, sites
+    share that noise."""
     epsilon: Annotated[float, Field(gt=0, le=EPSILON_MAX)] | None = None
     """With `mechanism`: what all rounds together keep to: (epsilon, delta)-differential privacy of one person more or
     less, against everybody outside the site; where sites share the noise, against `colluders_max` of the others."""

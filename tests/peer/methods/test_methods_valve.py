@@ -48,7 +48,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "lc_fed": ("dam", "head", "selection"),
     "fedproto": "its prototypes are means of features, to which no step adds noise",
     "pooled_head": (),
-    "statistics": "its sums get no noise",
+    "statistics": (),
     "scaffold": ("control", "dam", "own_control"),
     "scaffold_ft": ("control", "dam", "own_control"),
     "apfl": ("global",),

@@ -79,6 +79,24 @@ def test_sums_are_charged_once_and_say_against_whom_they_hold(make_setting: Make
     assert len(entries(setting)) == 1
 
 
+def test_statistics_charge_the_people_of_all_splits(make_setting: MakeSetting, signals: Path) -> None:
+    setting = private(make_setting, "statistics", noise={"mechanism": "noise", "epsilon": 8.0, "delta": 0.005})
+    setting = dataclasses.replace(setting, federation={**setting.federation, "rounds": 1})
+    trained = train(setting, stage="count")
+    assert trained.artifact is not None
+    assert trained.artifact.spent is not None
+    assert trained.artifact.spent.epsilon == pytest.approx(8.0, abs=1e-6)
+    listed = json.loads((signals / "datalist.json").read_text())
+    account = json.loads((Path(setting.budget_folder) / "budget.json").read_bytes())
+    (people,) = account["people"].values()
+    assert len(people) == len(listed["training"]) + len(listed["test"])
+    path = signals / "datalist.json"
+    path.write_text(json.dumps({**listed, "test": listed["test"][1:]}))
+    forget(setting)
+    train(setting, stage="count")
+    assert len(entries(setting)) == 2, "with another test person it is another release"
+
+
 def test_a_repeated_stage_has_the_same_bits_and_is_charged_once(make_setting: MakeSetting) -> None:
     """A crash, or a backup from before the round, repeats the stage; its noise is no second draw."""
     setting = private(make_setting)

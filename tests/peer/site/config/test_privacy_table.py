@@ -57,7 +57,7 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
         ({"method": "local"}, "privacy.mechanism: local sends nothing; take another method, such as fedavg"),
         ({"method": "fedskd"}, "privacy.mechanism: fedskd .*similarity loss compares the samples of several people"),
         ({"method": "fedproto"}, "privacy.mechanism: fedproto .*prototypes are means of features"),
-        ({"method": "statistics", "rounds": 1}, "privacy.mechanism: statistics .*sums get no noise"),
+        ({"method": "statistics", "rounds": 1}, "privacy.people: statistics bounds what its sums have of a person by"),
         (
             {"method": {"name": "fedvisit", "distillation": "both"}},
             "privacy.mechanism: fedvisit has losses of one person that depend",
