@@ -14,6 +14,7 @@ import pytest
 from fakes.hospital import LENGTH, MakeSetting
 from peer.core import commands, events
 from peer.core.worker_protocol import WorkerSetting
+from peer.errors import ConfigError
 from peer.privacy_budget import PrivacyBudget
 from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
@@ -151,7 +152,7 @@ def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> No
 
 
 def test_batch_norm_is_refused(make_setting: MakeSetting) -> None:
-    with pytest.raises(UnusableConfigurationError, match='set norm = "group"'):
+    with pytest.raises(ConfigError, match=r'shared_model.norm: resnet10 has batch norm, .* write norm = "group"'):
         train(private(make_setting, hyper={"width": 4}))
 
 
