@@ -31,7 +31,7 @@ from peer.core import rows, site_memory
 from peer.core.limits import ROUNDS_MAX
 from peer.core.roster import SITE_NAME, Sha256, SiteName
 from peer.errors import CertificateError, DiskError, StateError, UsageError
-from peer.files import ARTIFACT_SUFFIX, STATISTICS_FILE, UNFINISHED, artifact_path, sync_folder
+from peer.files import ARTIFACT_SUFFIX, STATISTICS_FILE, SUM_SECRETS_FOLDER, UNFINISHED, artifact_path, sync_folder
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import SiteFolder, make_private, must_be_new
 from peer.site.identity.certificates import (
@@ -455,6 +455,8 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     aside = None
     if exists:
         moment = datetime.datetime.now(datetime.UTC)
+        for number in folder.generations():  # nobody deletes them there, and they unmask what this site sent
+            shutil.rmtree(folder.generation(number) / SUM_SECRETS_FOLDER, ignore_errors=True)
         aside = folder.path.with_name(f"{folder.site}.before-{moment:%Y%m%dT%H%M%S.%f}Z")
         folder.path.rename(aside)
     staged.path.rename(folder.path)

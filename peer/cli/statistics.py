@@ -16,7 +16,19 @@ from peer.errors import StateError, UsageError
 from peer.files import STATISTICS_FILE
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import SiteFolder, must_be_new_or_page, write_atomically
-from peer.view.dashboard.statistics_page import SIDES, UNLIKE, describe_count, describe_missing, write_page
+from peer.view.dashboard.statistics_page import (
+    AT_RISK,
+    SIDES,
+    UNLIKE,
+    count_error,
+    describe_count,
+    describe_missing,
+    describe_noise,
+    describe_size,
+    is_unlike,
+    with_error,
+    write_page,
+)
 
 BARS = "·▁▂▃▄▅▆▇█"
 """Heights of a histogram's bars; a dot where nobody is, or is shown."""
@@ -34,7 +46,8 @@ def statistics(call: SiteCall, file: Path | None, out: Path | None) -> None:
     the label, and whether the sites are alike.
 
     The federation's method must be "statistics", and its one round over. Counts of few people are
-    withheld by each site before anything leaves it: [egress] count_min. The command reads a file
+    withheld by each site before anything leaves it: [egress] count_min. In a federation with noise
+    nothing is withheld, and each figure of all shows its standard error. The command reads a file
     only, whether or not the daemon runs.
 
     \b
@@ -86,7 +99,7 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    sizes = {side: f"{document[side]['samples']} samples of {document[side]['people']} people" for side in SIDES}
+    sizes, noise = {side: describe_size(document, side) for side in SIDES}, describe_noise(document)
     parts: list[output.RenderableType] = [
         output.fields(
             [
@@ -102,8 +115,13 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     ]
     for side, rows in document["survival"].items():
         if rows:
+            lost = "lost in noise" if noise else "withheld"
             cells = [
-                (row["interval"], row["at_risk"], row["events"], row["censored"], _number(row["survival"], "withheld"))
+                (
+                    row["interval"],
+                    *(with_error(row[key], count_error(document, side)) for key in AT_RISK),
+                    with_error(_number(row["survival"], lost), row.get("survival_error")),
+                )
                 for row in rows
             ]
             title = f"survival, {side}"
@@ -111,8 +129,12 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     parts.append(
         Text(
             f"difference: standardised mean difference of {document['site']} from the others; from {UNLIKE} on (!), "
-            f"groups count as unlike. Counts of fewer than {document['count_min']} people did not leave "
-            f"{document['site']}.",
+            + (
+                f"and beyond two standard errors of the noise, groups count as unlike. {noise}"
+                if noise
+                else f"groups count as unlike. Counts of fewer than {document['count_min']} people did not leave "
+                f"{document['site']}."
+            ),
             style="dim",
         )
     )
@@ -126,15 +148,17 @@ def _variables(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
     for variable in document["variables"]:
         for side in SIDES:
             figures, first = variable[side], side == "own"
-            spread = _number(figures["deviation"])
+            mean, deviation = (
+                with_error(_number(figures[key]), figures.get(f"{key}_error")) for key in ("mean", "deviation")
+            )
             yield (
                 " ".join(filter(None, (variable["name"], variable["unit"]))) if first else "",
                 side,
-                figures["known"],
-                describe_missing(figures, document[side]["samples"]),
-                None if figures["mean"] is None else f"{_number(figures['mean'])} ± {spread}",
+                with_error(figures["known"], figures.get("known_error")),
+                describe_missing(document, variable, side),
+                None if figures["mean"] is None else f"{mean} ± {deviation}",
                 _bars(figures["counts"]),
-                _mark(variable["difference"]) if first else "",
+                _mark(variable) if first else "",
             )
 
 
@@ -142,17 +166,21 @@ def _levels(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
     """Yield a row for each value of the variables that are no numbers."""
     for variable in document["variables"]:
         for index, cell in enumerate(variable["cells"]) if variable["kind"] in ("category", "flag") else ():
-            counts = [describe_count(variable[side], index) for side in SIDES]
+            counts = [describe_count(document, variable, side, index) for side in SIDES]
             yield variable["name"] if not index else "", cell, *counts
 
 
 def _bars(counts: Sequence[int]) -> str:
     highest = max(counts, default=0)
-    return "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in counts) if highest else ""
+    bars = (BARS[-(-max(0, count) * (len(BARS) - 1) // highest)] for count in counts)  # noise may be below 0
+    return "".join(bars) if highest > 0 else ""
 
 
-def _mark(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}{' !' if value >= UNLIKE else ''}"
+def _mark(variable: Mapping[str, Any]) -> str | None:
+    if variable["difference"] is None:
+        return None
+    shown = with_error(f"{variable['difference']:.2f}", variable.get("difference_error"))
+    return f"{shown}{' !' if is_unlike(variable) else ''}"
 
 
 def _number(value: float | None, missing: str = "-") -> str:

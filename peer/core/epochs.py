@@ -51,7 +51,8 @@ class PaceRules:
     artifact_rounds_max: int = field(default=limits.ARTIFACT_ROUNDS_MAX, metadata=COUNT)
     """For how many rounds a published artifact stays for receivers that lag."""
     members_min: int = field(default=1, metadata=COUNT)
-    """Open no round while fewer members, this site included, are heard; 1: never hold."""
+    """Open no round while fewer members, this site included, are heard; 1: never hold. Not `[aggregate] members_min`,
+    which says how many contributors a secure sum needs, and protects them."""
 
 
 @dataclass(frozen=True, slots=True)

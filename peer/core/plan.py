@@ -151,6 +151,7 @@ class Plan:
         unnoised: why no noise makes private what the method sends; empty if it does.
         sensitivity: of a method that sends sums over people, the largest L2 norm by which one person changes them. The
             stage that publishes them then adds the noise, once; 0 where steps add it to gradients.
+        everybody: whether such sums are of the people of all splits, and not of the training samples alone.
     """
 
     implementation: str
@@ -184,6 +185,7 @@ class Plan:
     couples: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     unnoised: str = ""
     sensitivity: float = 0.0
+    everybody: bool = False
 
     def __post_init__(self) -> None:
         """Freeze the tables; raise ``ValueError`` for a plan that contradicts itself."""
@@ -212,6 +214,8 @@ class Plan:
             raise ValueError(f"travels: no stage whose results may leave changes the network {min(unknown)!r}")
         if self.sensitivity and (self.artifact != "sums" or self.published not in self.stages):
             raise ValueError("sensitivity is of sums that a stage publishes")
+        if self.everybody and not self.sensitivity:
+            raise ValueError("everybody is of sums that have a sensitivity")
         if unknown := self.couples.keys() - self.parameters.keys():
             raise ValueError(f"couples: there is no parameter {min(unknown)!r}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))

@@ -155,20 +155,35 @@ class DatalistInspected(DatalistSurvey):
 class GroupSize(TypedDict):
     """How many a group has; 0 of a site with fewer people than its `[egress] count_min`."""
 
-    samples: Annotated[int, "labelled samples, of training, validation and test"]
+    samples: Annotated[int | None, "labelled samples, of training, validation and test; null with noise"]
     people: Annotated[int, "subjects; a sample without one counts as its own"]
 
 
-class VariableFigures(TypedDict):
-    """What is counted of a variable in a group, after the sites withheld what is of few people."""
+class NoiseFacts(TypedDict):
+    """The noise in the figures of all; errors are those of noise alone, to first order."""
 
-    known: Annotated[int, "samples with a value"]
+    epsilon: Annotated[float, "what it guarantees to each person"]
+    delta: Annotated[float, "of epsilon"]
+    count_error: Annotated[float, "standard error of a count: of people, of missing values, and of each cell"]
+
+
+class VariableFigures(TypedDict):
+    """What is counted of a variable in a group, after the sites withheld what is of few people.
+
+    With noise, a person with several samples counts as the mean of them; nothing is withheld; the figures of all may be
+    below 0, and are null where the noise hides them.
+    """
+
+    known: Annotated[int, "samples with a value; with noise people"]
     missing: Annotated[int | None, "samples without one, or whose value was left out; null of times"]
     withheld: Annotated[int, "sites that left out values, because few people have one or few have none"]
     mean: Annotated[float | None, "of a number, in its unit"]
     deviation: Annotated[float | None, "standard deviation of a number, in its unit; divides by n - 1"]
     counts: Annotated[list[int], "samples in each cell; the rest of `known` is withheld"]
     small: Annotated[list[int], "for each cell, the sites that sent 0 because it has few people"]
+    known_error: Annotated[NotRequired[float], "of all, with noise: the standard error of `known`"]
+    mean_error: Annotated[NotRequired[float | None], "of all, with noise: the standard error of the mean"]
+    deviation_error: Annotated[NotRequired[float | None], "of all, with noise: the standard error of the deviation"]
 
 
 class VariableStatistics(TypedDict):
@@ -180,11 +195,12 @@ class VariableStatistics(TypedDict):
     unit: Annotated[str, "of a number or a time"]
     range: Annotated[list[float] | None, "the agreed range of a number"]
     cells: Annotated[list[str], "levels, no and yes, or ranges of equal width"]
-    own: Annotated[VariableFigures, "of this site, as it was sent"]
+    own: Annotated[VariableFigures, "of this site, as it was sent, but without noise"]
     all: Annotated[VariableFigures, "of all members"]
     difference: Annotated[
         float | None, "standardised mean difference of this site from the others; null where it has none"
     ]
+    difference_error: Annotated[NotRequired[float | None], "with noise: its standard error"]
 
 
 class SurvivalInterval(TypedDict):
@@ -195,7 +211,8 @@ class SurvivalInterval(TypedDict):
     at_risk: Annotated[int | None, "under observation at its beginning"]
     events: Annotated[int, "in it"]
     censored: Annotated[int, "in it; in the last one, also who was observed longer"]
-    survival: Annotated[float | None, "Kaplan-Meier's estimate at its end"]
+    survival: Annotated[float | None, "Kaplan-Meier's estimate at its end; null once noise hides who is at risk"]
+    survival_error: Annotated[NotRequired[float | None], "of all, with noise: its standard error"]
 
 
 class FederationStatistics(TypedDict):
@@ -209,8 +226,9 @@ class FederationStatistics(TypedDict):
     site: Annotated[str, "this site"]
     round: Annotated[int, "in which the members sent their tables"]
     members: Annotated[list[str], "whose tables were added up, this site's included"]
-    count_min: Annotated[int, "this site's `[egress] count_min`"]
-    own: Annotated[GroupSize, "of this site, as it was sent"]
+    count_min: Annotated[int, "this site's `[egress] count_min`, which has no effect with noise"]
+    noise: Annotated[NotRequired[NoiseFacts], "only of a federation with noise"]
+    own: Annotated[GroupSize, "of this site, as it was sent, but without noise"]
     all: Annotated[GroupSize, "of all members"]
     variables: Annotated[list[VariableStatistics], "the columns, then what would be predicted"]
     survival: Annotated[

@@ -87,7 +87,7 @@ class EventRecord(TypedDict):
     time: Annotated[float, "when it was written"]
     kind: Annotated[str, "kind of the row"]
     round: Annotated[int, "its round"]
-    body: Annotated[dict[str, Any], "keys by the kind of the row; without tensor lists and manifests"]
+    body: Annotated[dict[str, Any], "keys by the kind of the row; no tensor lists, no manifests, digests of openings"]
 
 
 class EvaluationCell(TypedDict, total=False):

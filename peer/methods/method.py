@@ -170,6 +170,7 @@ class BuildContext:
         target: what the federation predicts of a sample.
         class_names: of the classes, as far as the sites have agreed on them.
         noised: whether what leaves has noise.
+        noise_multiplier: of sums with noise: see ``NoiseOnSums``.
     """
 
     site: str
@@ -187,6 +188,7 @@ class BuildContext:
     target: Target = CLASS
     class_names: tuple[str, ...] = ()
     noised: bool = False
+    noise_multiplier: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,9 @@ class ArtifactExchange:
             settings, members = self._settings, list(aggregation.contributors)
             of_what = {"federation": settings.federation_name, "site": settings.site, "round": round}
             document = {**of_what, "members": members, "count_min": settings.count_min, **document}
+            if settings.noise is not None:
+                bound = {"epsilon": settings.noise.epsilon, "delta": settings.noise.delta}
+                document["noise"] = bound | document.get("noise", {})
             write_file(settings.home / STATISTICS_FILE, json.dumps(document, indent=1).encode(), 0o600)
 
     def _take_kept(self, state: State) -> State:

@@ -84,15 +84,20 @@ class Loop:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
-        self.step = 0
+        self.step = self.first_step = self.releases = 0
 
     @property
     def noised_steps(self) -> int:
         """Optimiser steps with noise in the whole stage."""
+        return self.noised_steps_from(0)
+
+    def noised_steps_from(self, first: int) -> int:
+        """Return how many optimiser steps with noise there are from this step of the stage on."""
         if self.noise is None:
             return 0
         a_batch = [sum(1 for step in steps if any(map(self.noise.covers, step.trains))) for steps in self.stage.passes]
-        return sum(number * steps for number, steps in zip(a_batch, self.pass_steps, strict=True))
+        left = [max(0, min(steps, end - first)) for steps, end in zip(self.pass_steps, self._ends, strict=True)]
+        return sum(number * steps for number, steps in zip(a_batch, left, strict=True))
 
     def run(self, batches: Batches) -> Iterator[int]:
         """Train from the current to the last step; yield the count after each step."""
@@ -146,7 +151,7 @@ class Loop:
 
     def resume(self, step: int, sums: Mapping[str, tuple[float, int]]) -> None:
         """Continue after this step, with these sums of losses."""
-        self.step = step
+        self.step = self.first_step = step
         for name, (value, count) in sums.items():
             self._sums[name] = torch.tensor(value, dtype=torch.float64, device=self.device)
             self._counts[name] = count
@@ -219,6 +224,7 @@ class Loop:
                     parameter.grad = None
         refuse_changed(buffers)
         private.release(self.noise.key, self.noise.purpose, self.step, number)
+        self.releases += private.releases if noised else 0
         for total, parameter in zip(bare_sums, bare, strict=True):
             parameter.grad = total / private.people
         optimiser_step.after_backward()

@@ -81,7 +81,7 @@ class PrivateSum:
     def __init__(self, noise: Noise, parameters: Sequence[nn.Parameter]) -> None:
         self._noise, self._parameters = noise, parameters
         self._sums = [torch.zeros(each.shape, dtype=torch.int64, device=each.device) for each in parameters]
-        self.people = self.clipped = 0
+        self.people = self.clipped = self.releases = 0
 
     def add(self) -> None:
         """Add the gradient of one person, which the parameters have, and take it from them.
@@ -115,6 +115,7 @@ class PrivateSum:
         for total, parameter in zip(self._sums, self._parameters, strict=True):
             drawn = torch.from_numpy(stream.draw(total.numel(), scale)).reshape(total.shape).to(total.device)
             parameter.grad = ((total + drawn).double() * unit).to(parameter.dtype)
+        self.releases += 1
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,13 @@ class SumNoise:
         noise: of the federation.
         key: of the federation and generation, from which the noise is drawn.
         purpose: the round and the stage.
+        released: the sums to which noise was drawn, with it.
     """
 
     noise: Noise
     key: bytes = field(repr=False)
     purpose: str
+    released: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def bound(self) -> float:
@@ -148,7 +151,15 @@ class SumNoise:
             digest.update(repr(tuple(each.shape)).encode() + each.cpu().contiguous().numpy().tobytes())
         stream = _stream(self.key, digest.digest())
         drawn = [stream.draw(scale.numel(), scale.double().flatten().cpu().numpy()) for scale in scales]
-        return [torch.from_numpy(each).reshape(total.shape) for each, total in zip(drawn, sums, strict=True)]
+        noise = [torch.from_numpy(each).reshape(total.shape) for each, total in zip(drawn, sums, strict=True)]
+        self.released.extend(total.cpu() + each for total, each in zip(sums, noise, strict=True))
+        return noise
+
+    def has_drawn(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a sum with its noise, or counts this site as one."""
+        if tensor.numel() == 1 and int(tensor) == 1:
+            return True
+        return any(torch.equal(tensor.cpu(), each) for each in self.released)
 
 
 @dataclass(frozen=True)

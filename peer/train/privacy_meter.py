@@ -72,9 +72,15 @@ class PrivacyMeter:
                 "learnt; found a new federation for more rounds"
             )
         if self._budget is not None:
-            settings, training = self._settings, self._data().training
+            settings, splits = self._settings, self._splits()
             steps = 1 if sends_sums else loop.noised_steps
-            made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
+            made_of = (
+                work,
+                *map(_digest, splits),
+                settings.noise_key.hex(),
+                str(loop.device),
+                settings.training.threads,
+            )
             entry = hashlib.sha256(repr((*made_of, torch.__version__, __version__)).encode()).hexdigest()
             try:
                 self._budget.restore(self._member, settings.spent_mu, self._people())
@@ -125,9 +131,13 @@ class PrivacyMeter:
         return replace(event, **changes)
 
     def _people(self) -> set[str]:
-        """Return the people that this site trains on."""
-        samples = self._data().training.samples
+        """Return the people that this site trains on, or of whom it sends sums."""
+        samples = (sample for split in self._splits() for sample in split.samples)
         return {f"{self._settings.population}/{person_of(sample.name, sample.subject)}" for sample in samples}
+
+    def _splits(self) -> list[DataSplit]:
+        data = self._data()
+        return [data.training, *((data.validation, data.test) if self._settings.plan.everybody else ())]
 
     def _unreadable(self, error: Exception) -> UnusableConfigurationError:
         return UnusableConfigurationError(
@@ -136,10 +146,10 @@ class PrivacyMeter:
         )
 
 
-def _digest(training: DataSplit) -> str:
-    """Return the digest of what training reads: names, labels, rows, and the sizes and times of files."""
-    digest = hashlib.sha256(training.digest.encode())
-    for sample in training.samples:
+def _digest(split: DataSplit) -> str:
+    """Return the digest of what a stage reads: names, labels, rows, and the sizes and times of files."""
+    digest = hashlib.sha256(split.digest.encode())
+    for sample in split.samples:
         label = [sample.label] if isinstance(sample.label, Path) else []
         stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in (*sample.images, *label)]
         digest.update(repr((sample.row, sample.label_values, stamps)).encode())

@@ -147,6 +147,7 @@ class SiteNetworks:
             target=settings.task.target,
             class_names=settings.task.class_names,
             noised=settings.noise is not None,
+            noise_multiplier=0.0 if settings.noise is None else settings.noise.share,
         )
 
     @cached_property

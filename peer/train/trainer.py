@@ -22,7 +22,7 @@ from peer.core.metrics import VALIDATION
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.files import artifact_path
-from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
+from peer.methods.method import DAM, VISITOR, Batch, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
 from peer.train.aggregation import Aggregation
 from peer.train.artifact import is_whole
@@ -42,7 +42,7 @@ from peer.train.errors import DivergenceError, UnusableArtifact, UnusableConfigu
 from peer.train.guest import evaluate_split
 from peer.train.leak_meter import LeakMeter
 from peer.train.loop import Diverged, Loop, resume_stage, run_stage
-from peer.train.noise import stage_noise, sum_noise
+from peer.train.noise import stage_noise
 from peer.train.optimiser import fitting_moments
 from peer.train.own_data_probe import OwnDataProbe, largest_change
 from peer.train.person_batches import open_batches
@@ -54,6 +54,7 @@ from peer.train.samples import Batches, DataSplit, Seed, SiteData, load_data, si
 from peer.train.settings import TrainingSettings
 from peer.train.site_networks import SiteNetworks
 from peer.train.tensors import State, non_finite, pack, state_of
+from peer.train.valve import Valve
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Trainer:
         self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
         exchange, data = self.artifact_exchange, lambda: self.data
         self._leak_meter = LeakMeter(settings, self._seed, data, exchange, self.device, self._check_halt)
-        self._privacy_meter = PrivacyMeter(settings, data)
+        self._privacy_meter, self._valve = PrivacyMeter(settings, data), Valve(settings, self.method)
         self._prediction_context: StageContext | None = None
         self._ahead = 0
         self._queue = DeviceQueue(settings.gpu_folder / device_id(self.device)) if settings.gpu_folder else None
@@ -371,6 +372,7 @@ class Trainer:
                 clock=self._clock,
             )
             batches.warn_of_waits(command.stage, duration_s)
+            self._valve.confirm(command, loop, self.site_networks.artifact_network)
             artifact = self._write_stage_artifact(command, stage, steps=steps, steps_before=steps_before)
             returned = self._write_returns(command, stage, steps=steps)
         except Diverged as error:
@@ -387,8 +389,7 @@ class Trainer:
             "duration_s": duration_s,
             **bare,
         }
-        if cohort is not None:
-            record["cohort"] = cohort
+        record |= {} if cohort is None else {"cohort": cohort}
         if command.circulate is not None:
             record["change"] = self._change(command, stage)
         if returned:
@@ -468,9 +469,8 @@ class Trainer:
             received = exchange.receive_all(command.sources) if exchange.stages_receive else {}
             if probe is not None and received and self.settings.plan.artifact != "prediction":
                 probe.check_received(command.sources, received, self.site_networks.dam)
-            fields = self.data.context_fields(settings) | {"noise": sum_noise(settings, command)}
-            context = self._stage_context(received, round=command.round, **fields)
-            return self.method.stages[command.stage](context)
+            context = self._stage_context(received, round=command.round, **self.data.context_fields(settings))
+            return self._valve.build(command, context, lambda: Batch(*self.data.training.read([0]), self.data.masks))
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
                 f"round {command.round} moves {owner}'s model, of which there is no copy here"

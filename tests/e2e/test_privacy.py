@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import stat
 import subprocess
@@ -106,14 +107,15 @@ def test_no_file_that_others_read_has_the_key(calm: LocalFederation) -> None:
         assert [path.name for path in files if key.encode() in path.read_bytes()] == ["noise.key"]
 
 
+@pytest.mark.parametrize("method", ["pooled_head", "statistics"])
 def test_sums_have_shared_noise_under_masks(
-    found: Callable[..., LocalFederation], assert_simulated: Callable[..., None], tools: Any
+    found: Callable[..., LocalFederation], assert_simulated: Callable[..., None], tools: Any, method: str
 ) -> None:
     text = f'[privacy]\nmechanism = "noise"\nepsilon = {EPSILON}\ndelta = {DELTA}\n'
     with found(
         sites=SITES,
         rounds=1,
-        method="pooled_head",
+        method=method,
         stages=f"{text}[aggregate]\nsecure = true\nmembers_min = {len(SITES)}\n",
         shared="[shared_model]\n" + MODEL.format(table=""),
         models=dict.fromkeys(SITES, MODEL.format(table="[model.parameters]\n")),
@@ -132,6 +134,11 @@ def test_sums_have_shared_noise_under_masks(
             (EPSILON, 1, True)
         }
     assert_simulated(loopback)
+    if method == "statistics":
+        shown = run_json("statistics", "--home", loopback.home, "--site", SITES[0])
+        assert (shown["noise"]["epsilon"], shown["noise"]["delta"]) == (EPSILON, DELTA)
+        expected = math.sqrt(2) / mu_of(EPSILON, DELTA) * math.sqrt(len(SITES) / (len(SITES) - 1))
+        assert shown["noise"]["count_error"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_kill_9_in_training_spends_nothing_twice_and_changes_no_bit(

@@ -3,8 +3,20 @@
 import math
 
 import pytest
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from models.spec import ENTRY_POINTS, FORBIDDEN, REMOTE_MONAI, hyper_problem, remote_spec_problem, spec_problem
+import models
+from models.spec import (
+    ENTRY_POINTS,
+    FORBIDDEN,
+    HYPER,
+    ONE_DIMENSIONAL,
+    REMOTE_MONAI,
+    hyper_problem,
+    remote_spec_problem,
+    spec_problem,
+)
 
 RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 4, "classes": 2, "hyper": {"width": 62}}
 UNET = {
@@ -164,3 +176,15 @@ def test_a_package_is_a_distribution_and_a_version(package):
 @pytest.mark.parametrize("name", ["resnet10", "monai.networks.nets.UNet", "hospital.nets:Net"])
 def test_a_network_that_comes_with_no_package_names_none(name):
     assert "comes with no package of networks" in spec_problem({**PACKAGED, "name": name})
+
+
+def test_a_network_has_batch_norm_if_it_can_have_group_norm():
+    """So the settings of a federation with noise tell without building one."""
+    have_batch_norm = {}
+    for name in HYPER:
+        with torch.device("meta"):
+            network = models.create_model(
+                name, spatial_dims=1 if name in ONE_DIMENSIONAL else 2, in_channels=3, classes=3
+            )
+        have_batch_norm[name] = any(isinstance(module, _BatchNorm) for module in network.modules())
+    assert have_batch_norm == {name: "norm" in keys for name, keys in HYPER.items()}

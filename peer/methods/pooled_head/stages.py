@@ -66,11 +66,11 @@ LABEL_LOGITS = 4.0
 def sums(context: StageContext) -> Stage:
     """Compute the sums over all training samples, or with noise over all people; nothing is trained."""
     own, table = context.networks[OWN].network, context.networks[SUMS].network
-    own.clear()
     terms: dict[str, Term] = {}
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         if not terms:  # a second step would find the same
+            own.clear()
             if context.noise is None:
                 for z, y in _regression(context, context.samples()):
                     own.add(z, y)

@@ -44,7 +44,7 @@ KNOWN, WITHHELD, SUM, SQUARES, CELLS = range(5)
 
 @dataclass(frozen=True)
 class VariableCounts:
-    """What is counted of one variable.
+    """What is counted of one variable: whole numbers, unless noise was added.
 
     Attributes:
         known: samples with a value.
@@ -55,11 +55,11 @@ class VariableCounts:
         small: for each cell, 1 if it was emptied because it had too few people; summed over sites.
     """
 
-    known: int
+    known: float
     withheld: int
-    sum: int
-    squares: int
-    cells: Integers
+    sum: float
+    squares: float
+    cells: Floats | Integers
     small: Integers
 
 

@@ -9,7 +9,7 @@ STATISTICS = Plan(
     pattern="all_to_all",
     artifact="sums",
     state="counts of its samples by column and label, and sums of numbers and of their squares, in whole numbers; "
-    "counts of few people are withheld",
+    "counts of few people are withheld, or have noise as all others",
     published="count",
     phases=("train:count", "exchange", "aggregate"),
     stages={"count": Work("step", 1, 1e-3)},
@@ -18,5 +18,6 @@ STATISTICS = Plan(
     not_for=("segmentation", "super_resolution"),
     predicts=False,
     source="ours; counts and sums of sites",
-    unnoised="its sums get no noise",
+    sensitivity=1.0,
+    everybody=True,
 )

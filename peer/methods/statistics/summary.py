@@ -107,11 +107,11 @@ def survival_table(variables: Sequence[Variable], counts: Sequence[VariableCount
     at_risk, survival, rows = events.known + censored.known, 1.0, []
     for index, (name, end) in enumerate(zip(variables[places[0]].cells, variables[places[0]].ends, strict=True)):
         complete = complete and not events.small[index] and not censored.small[index]
-        happened, lost = int(events.cells[index]), int(censored.cells[index])
+        happened, lost = float(events.cells[index]), float(censored.cells[index])
         if at_risk > 0:
-            survival *= 1 - happened / at_risk
-        row: Mapping[str, Any] = {"interval": name, "end": end, "events": happened, "censored": lost}
+            survival *= min(1.0, max(0.0, 1 - happened / at_risk))  # noise may leave a share no person can give
+        row: Mapping[str, Any] = {"interval": name, "end": end, "events": round(happened), "censored": round(lost)}
         known = complete and events.known + censored.known > 0
-        rows.append({**row, "at_risk": at_risk if known else None, "survival": survival if known else None})
+        rows.append({**row, "at_risk": round(at_risk) if known else None, "survival": survival if known else None})
         at_risk -= happened + lost
     return rows

@@ -38,7 +38,8 @@ class AggregateConfig(StrictTable):
     members_min: Annotated[int, Field(ge=MEMBERS_MIN, le=SECURE_SITES_MAX)] | None = None
     """With `secure`: how many contributors a sum needs, where it would need fewer; a round with fewer has no sum. Where
     `[privacy]` adds noise to sums, sites share it with this key: each adds 1 / (members_min - colluders_max) of the
-    variance, so that the sum has the whole noise whoever is absent."""
+    variance, so that the sum has the whole noise whoever is absent. Not `[pace] members_min`, which says how many
+    members must be heard before a round begins, and protects nobody."""
     clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 64.0
     """With `secure`: a value above it counts as this one, a value below its negative as that. Values are rounded to
     multiples of clip / 2^24 or finer."""

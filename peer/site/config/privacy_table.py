@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from models.spec import HYPER
 from peer.core.plan import Plan, Value
 from peer.core.privacy import EPSILON_MAX, Noise
 from peer.site.config.aggregate_table import AggregateConfig
-from peer.site.config.site_tables import EgressConfig, TrainingConfig
+from peer.site.config.site_tables import EgressConfig, ModelConfig, TrainingConfig
 from peer.site.config.toml import Count, Positive, StrictTable
 
+LOCAL = frozenset({"dam", "head", "visitor"})
+"""The networks of a plan that are ``[model]``, or a part of such a one."""
 SIGMA_MAX = 1e6
 """In units of the clipping norm; with more noise nothing is learnt."""
 DELTA_SHARE_MAX = 0.1
@@ -29,7 +32,8 @@ class NoiseConfig(StrictTable):
     """With "noise", every step of a network that leaves, or from which such a network learns, clips the gradient of
     each person (the `subject` of the datalist; without one, each sample) and adds Gaussian noise to their sum. All
     people of a site are in each step, so that an epoch is one step. What never leaves trains without noise.
-    `pooled_head` adds noise to its sums once; with `[aggregate] secure` and `members_min`, sites share that noise."""
+    `pooled_head` and `statistics` add noise to their sums once; with `[aggregate] secure` and `members_min`, sites
+    share that noise."""
     epsilon: Annotated[float, Field(gt=0, le=EPSILON_MAX)] | None = None
     """With `mechanism`: what all rounds together keep to: (epsilon, delta)-differential privacy of one person more or
     less, against everybody outside the site; where sites share the noise, against `colluders_max` of the others."""
@@ -70,8 +74,13 @@ def mechanism_problem(
     rounds: int,
     weighting: str,
     global_test: bool,
+    shared: tuple[str, Mapping[str, object]] | None = None,
 ) -> tuple[str, str] | None:
-    """Return the key and the reason why there can be no noise, or why a key has no use without it."""
+    """Return the key and the reason why there can be no noise, or why a key has no use without it.
+
+    Args:
+        shared: name and parameters of the network of ``[shared_model]``, or of the method's own default.
+    """
     if table.mechanism == "none":
         defaults = NoiseConfig()
         for key in ("epsilon", "delta", "clip", "people"):
@@ -96,6 +105,9 @@ def mechanism_problem(
             "global_test",
             'figures of each site\'s people would leave without noise; leave it out, or set mechanism = "none"',
         )
+    learns = plan.noised if plan.shared != "beside" else plan.noised - LOCAL
+    if shared is not None and learns and (reason := batch_norm_problem(*shared)) is not None:
+        return "shared_model.norm", reason
     if table.people is not None and table.delta * table.people > DELTA_SHARE_MAX:
         return "privacy.delta", f"{table.delta:g} is above a tenth of 1 / people = 1 / {table.people}; lower it"
     noise = table.noise(plan, counts, rounds)
@@ -109,7 +121,19 @@ def mechanism_problem(
     return None
 
 
-def site_noise_problems(egress: EgressConfig, training: TrainingConfig) -> Iterator[str]:
+def batch_norm_problem(name: str, parameters: Mapping[str, object]) -> str | None:
+    """Return why a network cannot train with noise; ``None`` if it can, or if only the worker can tell."""
+    if "norm" not in HYPER.get(name, ()) or parameters.get("norm", "batch") != "batch":
+        return None
+    return (
+        f"{name} has batch norm, in which each person changes the gradients of all others, and federation.toml has "
+        '[privacy] mechanism = "noise"; write norm = "group", or take a network without batch norm'
+    )
+
+
+def site_noise_problems(
+    egress: EgressConfig, training: TrainingConfig, model: ModelConfig, plan: Plan
+) -> Iterator[str]:
     """Problems with the keys of site.toml that would make the guarantee of a federation with noise untrue."""
     because = 'federation.toml has [privacy] mechanism = "noise"'
     if egress.leak_auc_max is not None:
@@ -120,5 +144,8 @@ def site_noise_problems(egress: EgressConfig, training: TrainingConfig) -> Itera
         yield f"training.class_weights: they depend on all people, and {because}; write numbers, or leave it out"
     if training.clip_norm is not None:
         yield f"training.clip_norm: each person's gradient is clipped by itself, since {because}; leave it out"
+    learns = plan.noised & LOCAL and not model.freeze and model.adapters is None  # what is frozen couples nobody
+    if learns and (reason := batch_norm_problem(model.name, model.parameters)) is not None:
+        yield f"model.parameters.norm: {reason}"
     if training.processes > 1:
         yield f"training.processes: one process takes a step with noise, and {because}; leave it out"

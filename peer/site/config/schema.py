@@ -394,6 +394,7 @@ class FederationConfig(StrictTable):
 
     def _noise_problem(self) -> tuple[str, str] | None:
         """Return the key and the reason where the table ``[privacy]`` and the rest contradict each other."""
+        shared, usual = self.shared_model, self.plan.shared_default.get(self.task.kind)
         return mechanism_problem(
             self.privacy,
             self.plan,
@@ -403,6 +404,7 @@ class FederationConfig(StrictTable):
             rounds=self.rounds,
             weighting=self.weighting,
             global_test=self.global_test,
+            shared=(shared.name, shared.__pydantic_extra__) if shared else (usual, {}) if usual else None,
         )
 
     def _shared_model_problem(self) -> str | None:
@@ -557,7 +559,7 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
     problems += geometry_problems(federation.task, site.data)
     problems += _supervision_problems(federation, site.training)
     if federation.noise is not None:
-        problems += site_noise_problems(site.egress, site.training)
+        problems += site_noise_problems(site.egress, site.training, site.model, plan)
     if problems:
         toml.refuse(site.where, sorted(problems))
 

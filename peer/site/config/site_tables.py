@@ -55,7 +55,7 @@ class EgressConfig(StrictTable):
     """Of a smaller test split no figure leaves, nor its size: the others read "withheld"."""
     count_min: Count = limits.COUNT_MIN
     """Of the method `statistics`: no count of fewer people leaves this site, nor one that would tell such a count; 1
-    withholds nothing."""
+    withholds nothing. Without effect in a federation with noise, which hides small counts, too."""
     training_set_size: bool = False
     """Whether the others may learn how many samples this site trains on."""
     reexport: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
+OPENINGS = "openings"
+"""The key of a row with secrets: those of masks that other sites have opened here."""
 EVENTS_SHOWN = 50
 STATUS_KINDS = (
     "began", "regenerated", "initialised", "opened", "skipped", "published", "evaluated", "committed", "finished",
@@ -101,7 +105,7 @@ def evaluation(
 
 
 def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
-    """Return the newest journal rows, oldest first, without specifications of networks and manifests.
+    """Return the newest journal rows, oldest first, without specifications of networks, manifests and secrets.
 
     Args:
         everything: show rows of the ``HIDDEN_KINDS`` too.
@@ -110,7 +114,7 @@ def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything:
     for journal in reversed(journals):
         hidden = () if everything else HIDDEN_KINDS
         rows = journal.records(without=hidden, last=last - len(shown), manifests=False)
-        shown = [*(cast("EventRecord", {**row, "body": _without_specs(row["body"])}) for row in rows), *shown]
+        shown = [*(cast("EventRecord", {**row, "body": _for_readers(row["body"])}) for row in rows), *shown]
     return shown
 
 
@@ -279,9 +283,20 @@ def _read_federation(folder: SiteFolder) -> dict[str, Any]:
         ) from error
 
 
-def _without_specs(body: Any) -> Any:
+def _for_readers(body: Any) -> Any:
+    """Return a row's body without specifications, and of each opening of a secure sum its SHA-256 alone."""
     if isinstance(body, dict):
-        return {key: _without_specs(value) for key, value in body.items() if key != "spec"}
+        return {
+            key: {site: _digest(opening) for site, opening in value.items()}
+            if key == OPENINGS and isinstance(value, dict)
+            else _for_readers(value)
+            for key, value in body.items()
+            if key != "spec"
+        }
     if isinstance(body, list):
-        return [_without_specs(item) for item in body]
+        return [_for_readers(item) for item in body]
     return body
+
+
+def _digest(opening: Any) -> str:
+    return hashlib.sha256(json.dumps(opening, sort_keys=True).encode()).hexdigest()

@@ -232,8 +232,12 @@ def test_a_site_that_exists_is_moved_aside_only_by_force_and_never_while_it_runs
     with asia.locked(), pytest.raises(LockedError):
         restore(file, asia.home, force=True)
     key = (asia.pki / "site.key").read_bytes()
+    for number in asia.generations():
+        SumSecretFiles(asia.generation(number) / SUM_SECRETS_FOLDER).draw(1)
     document = run_json("--home", enrolled.home, "restore", file, "--force")
     aside = Path(document["aside"])
+    assert list(aside.glob("gen-*/journal.db"))
+    assert not list(aside.glob("gen-*/sums")), "the secrets of its sums unmask what it sent"
     assert (aside / "pki" / "site.key").read_bytes() == key
     assert aside.name.startswith("asia.before-")
     assert document["private_key"], "the keys of the former folder are used"

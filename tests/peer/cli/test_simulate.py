@@ -55,6 +55,18 @@ def test_a_dry_run_estimates_the_time_by_the_finished_runs(simulate: Callable[..
     assert "The unfinished ones take about 3 min 20 s" in simulate("--dry-run", "--jobs", "1", text=seeds).stdout
 
 
+def test_a_dry_run_names_the_network_with_batch_norm_of_a_row_with_noise(simulate: Callable[..., Result]) -> None:
+    noise = 'privacy = {mechanism = "noise", epsilon = 8.0, delta = 0.005, people = 8}'
+    row = f'\n[methods.quiet]\nmethod = "fedavg"\n{noise}\n'
+    result = simulate("--dry-run", text=EXPERIMENT + row)
+    assert result.exit_code == ConfigError.exit_code
+    assert ".quiet." in result.stderr
+    assert "resnet5 has batch norm" in result.stderr
+    assert 'write norm = "group"' in result.stderr
+    grouped = EXPERIMENT.replace("max_pool = false", 'max_pool = false\nnorm = "group"')
+    assert simulate("--dry-run", text=grouped + row).exit_code == 0
+
+
 def test_a_dry_run_misses_the_package_of_a_network(simulate: Callable[..., Result]) -> None:
     result = simulate("--dry-run", text=EXPERIMENT.replace('"resnet5"', '"no_such_package.nets:Net"'))
     assert result.exit_code == ConfigError.exit_code

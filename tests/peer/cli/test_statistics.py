@@ -15,6 +15,8 @@ from peer.core.columns import TableColumn
 from peer.core.targets import Target, TimeToEvent
 from peer.methods.method import Record
 from peer.methods.statistics.counts import count_records
+from peer.methods.statistics.noisy_summary import summarise_people
+from peer.methods.statistics.person_sums import list_places, sum_people, unit_in_people
 from peer.methods.statistics.summary import summarise
 from peer.methods.statistics.variables import list_variables, values_of
 
@@ -94,6 +96,40 @@ def test_it_shows_own_figures_beside_those_of_all(file: Path, tmp_path: Path) ->
     (tmp_path / "other.html").write_text("{}")
     assert "exists" in refused("StateError", "statistics", "--file", file, "--out", tmp_path / "other.html")
     assert "name a file that ends with .html" in refused("UsageError", "statistics", "--out", tmp_path / "page.pdf")
+
+
+def test_with_noise_each_figure_of_all_has_its_error_and_what_is_hidden_is_left_out(tmp_path: Path) -> None:
+    variables = list_variables(COLUMNS, TARGET, (), 2, bins=8)
+    records = [
+        Record(f"{index}", (math.nan if index == 0 else 30.0 + index % 40, float(index < 4)), TimeToEvent(3.0, True))
+        for index in range(60)
+    ]
+    values = np.array([values_of(record, TARGET) for record in records])
+    own = sum_people(variables, records, values) * unit_in_people(variables)
+    total = 2 * own + 2.0
+    total[list_places(variables)[0][1].cells + 1] = -7.0
+    head: dict[str, Any] = {"federation": "trial", "site": "europe", "round": 1, "members": ["asia", "europe"]}
+    document = {**head, "count_min": 10, **summarise_people(variables, own, total, 16.0)}
+    document["noise"] |= {"epsilon": 1.0, "delta": 1e-4}
+    path, page = tmp_path / "statistics.json", tmp_path / "page.html"
+    path.write_text(json.dumps(document))
+    shown = " ".join(run("statistics", "--file", path, "--out", page).stdout.split())
+    text = page.read_text("utf-8")
+    for words in (
+        "all 122 (16) people: asia, europe",
+        "age years own 59 1, 2 %",
+        "all 118 (23) 4 (16), 3 %",
+        "yes 4, 7 % -7 (16), 0 %",
+        "0 to 6 124 (16) 122 (16)",
+        "lost in noise",
+        "(ε 1, δ 0.0001): a number in brackets is the standard error that noise alone gives to the figure before it",
+        "The figures of europe have none",
+    ):
+        assert words in shown, words
+    assert "Counts of fewer than" not in shown + text
+    assert "-7 (16), 0 %" in text
+    assert "122 (16) people" in text
+    assert "standard error that noise alone gives" in text
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

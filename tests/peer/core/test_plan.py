@@ -125,3 +125,5 @@ def test_only_sums_that_a_stage_publishes_have_a_sensitivity() -> None:
     for changes in ({"artifact": "model"}, {"published": "commit"}):
         with pytest.raises(ValueError, match="sensitivity is of sums that a stage publishes"):
             replace(plan, **changes)
+    with pytest.raises(ValueError, match="everybody is of sums that have a sensitivity"):
+        replace(PLANS["fedavg"], everybody=True)

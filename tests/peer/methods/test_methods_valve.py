@@ -23,6 +23,7 @@ from models.moe import Expert, Mixture
 from peer.core.plan import Learning
 from peer.methods.method import HEAD, Batch, Record, Stage, Step, visitor_name
 from peer.methods.registry import PLANS
+from peer.train.valve import hand_over
 
 NOISED: dict[str, tuple[str, ...] | str] = {
     "local": "sends nothing",
@@ -48,7 +49,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "lc_fed": ("dam", "head", "selection"),
     "fedproto": "its prototypes are means of features, to which no step adds noise",
     "pooled_head": (),
-    "statistics": "its sums get no noise",
+    "statistics": (),
     "scaffold": ("control", "dam", "own_control"),
     "scaffold_ft": ("control", "dam", "own_control"),
     "apfl": ("global",),
@@ -217,6 +218,13 @@ def test_what_leaves_does_not_depend_on_what_trains_without_noise(make_scene: An
     assert {key.partition("/")[0] for key in expected} == {
         each for step in PLANS[name].learning[stage] for each in step.changes if each in PLANS[name].noised
     }
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
+def test_a_stage_needs_nothing_but_what_its_plan_declares(make_scene: Any, name: str, stage: str) -> None:
+    expected, site = learn(make_scene(name), stage, [PERSON]), make_scene(name)
+    site.context = hand_over(PLANS[name], stage, site.context)
+    assert equal(expected, learn(site, stage, [PERSON]))
 
 
 def test_there_are_networks_without_noise_to_depend_on(make_scene: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from fakes.hospital import LENGTH, MakeSetting
 from peer.core import commands, events
 from peer.core.worker_protocol import WorkerSetting
+from peer.errors import ConfigError
 from peer.privacy_budget import PrivacyBudget
 from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
@@ -79,6 +80,24 @@ def test_sums_are_charged_once_and_say_against_whom_they_hold(make_setting: Make
     assert len(entries(setting)) == 1
 
 
+def test_statistics_charge_the_people_of_all_splits(make_setting: MakeSetting, signals: Path) -> None:
+    setting = private(make_setting, "statistics", noise={"mechanism": "noise", "epsilon": 8.0, "delta": 0.005})
+    setting = dataclasses.replace(setting, federation={**setting.federation, "rounds": 1})
+    trained = train(setting, stage="count")
+    assert trained.artifact is not None
+    assert trained.artifact.spent is not None
+    assert trained.artifact.spent.epsilon == pytest.approx(8.0, abs=1e-6)
+    listed = json.loads((signals / "datalist.json").read_text())
+    account = json.loads((Path(setting.budget_folder) / "budget.json").read_bytes())
+    (people,) = account["people"].values()
+    assert len(people) == len(listed["training"]) + len(listed["test"])
+    path = signals / "datalist.json"
+    path.write_text(json.dumps({**listed, "test": listed["test"][1:]}))
+    forget(setting)
+    train(setting, stage="count")
+    assert len(entries(setting)) == 2, "with another test person it is another release"
+
+
 def test_a_repeated_stage_has_the_same_bits_and_is_charged_once(make_setting: MakeSetting) -> None:
     """A crash, or a backup from before the round, repeats the stage; its noise is no second draw."""
     setting = private(make_setting)
@@ -133,7 +152,7 @@ def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> No
 
 
 def test_batch_norm_is_refused(make_setting: MakeSetting) -> None:
-    with pytest.raises(UnusableConfigurationError, match='set norm = "group"'):
+    with pytest.raises(ConfigError, match=r'shared_model.norm: resnet10 has batch norm, .* write norm = "group"'):
         train(private(make_setting, hyper={"width": 4}))
 
 

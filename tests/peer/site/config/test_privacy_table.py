@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,22 +13,24 @@ from fakes.drafts import draft
 from peer.core.privacy import mu_of
 from peer.core.roster import Sha256
 from peer.errors import ConfigError
+from peer.methods.registry import PLANS
 from peer.site.config.privacy_table import site_noise_problems
 from peer.site.config.schema import FederationConfig
-from peer.site.config.site_tables import EgressConfig, TrainingConfig
+from peer.site.config.site_tables import AdaptersConfig, EgressConfig, ModelConfig, TrainingConfig
 from peer.site.membership.amendment import NEVER, SETTINGS
 
 NOISE = {"mechanism": "noise", "epsilon": 3, "people": 150}
 DIGEST = Sha256("ab" * 32)
+LINEAR = ModelConfig(name="linear")
 
 
 def federation(*, method: Any = "fedavg", privacy: Any = None, **keys: Any) -> FederationConfig:
     roster = [{"name": f"site-{number}"} for number in range(keys.pop("sites", 3))]
     table = {key: value for key, value in {**NOISE, **(privacy or {})}.items() if value is not None}
-    shared = {"shared_model": {"name": "resnet10", "norm": "group"}}
-    return FederationConfig.parse(
-        draft("trial", method=method, privacy=table, site=roster, **{**shared, **keys}), "federation.toml"
-    )
+    keys = {"shared_model": {"name": "resnet10", "norm": "group"}, **keys}
+    if keys["shared_model"] is None:
+        del keys["shared_model"]
+    return FederationConfig.parse(draft("trial", method=method, privacy=table, site=roster, **keys), "federation.toml")
 
 
 def test_all_rounds_together_keep_to_epsilon() -> None:
@@ -57,7 +60,7 @@ def test_all_rounds_together_keep_to_epsilon() -> None:
         ({"method": "local"}, "privacy.mechanism: local sends nothing; take another method, such as fedavg"),
         ({"method": "fedskd"}, "privacy.mechanism: fedskd .*similarity loss compares the samples of several people"),
         ({"method": "fedproto"}, "privacy.mechanism: fedproto .*prototypes are means of features"),
-        ({"method": "statistics", "rounds": 1}, "privacy.mechanism: statistics .*sums get no noise"),
+        ({"method": "statistics", "rounds": 1}, "privacy.people: statistics bounds what its sums have of a person by"),
         (
             {"method": {"name": "fedvisit", "distillation": "both"}},
             "privacy.mechanism: fedvisit has losses of one person that depend",
@@ -127,11 +130,43 @@ def test_noise_needs_its_numbers(key: str) -> None:
 def test_a_site_s_keys_that_would_break_the_guarantee_are_refused(
     egress: dict[str, Any], training: dict[str, Any], key: str
 ) -> None:
-    problems = list(site_noise_problems(EgressConfig(**egress), TrainingConfig(**training)))
+    plan = PLANS["fedavg"]
+    problems = list(site_noise_problems(EgressConfig(**egress), TrainingConfig(**training), LINEAR, plan))
     assert [problem.partition(":")[0] for problem in problems] == [key]
-    assert list(site_noise_problems(EgressConfig(), TrainingConfig(class_weights=(1.0, 2.0)))) == []
+    assert list(site_noise_problems(EgressConfig(), TrainingConfig(class_weights=(1.0, 2.0)), LINEAR, plan)) == []
 
 
 def test_no_amendment_changes_the_noise() -> None:
     assert "privacy" in NEVER
     assert "privacy" not in SETTINGS
+
+
+def of_site(method: str, **model: Any) -> list[str]:
+    table = ModelConfig.model_construct(**{**ModelConfig().model_dump(), **model})
+    return list(site_noise_problems(EgressConfig(), TrainingConfig(), table, PLANS[method]))
+
+
+BATCH_NORM = r"resnet10 has batch norm, .*; write norm = \"group\", or take a network without batch norm"
+
+
+def test_batch_norm_is_refused_before_anything_is_built() -> None:
+    """So `simulate --dry-run`, `federation create` and `check` name the network, which have no data to train on."""
+    for method in ("fedavg", "ditto", "feddal", "proxyfl"):
+        with pytest.raises(ConfigError, match=f"shared_model.norm: {BATCH_NORM}"):
+            federation(method=method, shared_model={"name": "resnet10"})
+    with pytest.raises(ConfigError, match=r"shared_model.norm: messenger_classification has batch norm"):
+        federation(method="mh_pflid", shared_model=None)
+    assert federation(method="pooled_head", rounds=1, shared_model={"name": "resnet10"}, privacy={"people": None}).noise
+    assert federation(shared_model={"name": "linear"}, task={"kind": "tabular", "classes": 2, "column": [
+        {"name": "age", "kind": "number", "range": [20, 90]}
+    ]}).noise  # fmt: skip
+    assert federation(shared_model={"name": "resnet10"}, privacy=dict.fromkeys(NOISE)).noise is None
+
+
+def test_a_site_s_own_batch_norm_is_refused_where_its_model_has_noise() -> None:
+    (problem,) = of_site("feddal")
+    assert re.fullmatch(f"model.parameters.norm: {BATCH_NORM}", problem)
+    assert of_site("feddal", parameters={"norm": "group"}) == []
+    assert of_site("ditto") == of_site("pooled_head") == [], "it never leaves, or does not train"
+    assert of_site("feddal", name="monai.networks.nets.DenseNet121") == [], "the worker tells"
+    assert of_site("feddal", freeze=("stem",)) == of_site("feddal", adapters=AdaptersConfig(layers=("stem",))) == []

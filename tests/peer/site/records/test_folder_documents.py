@@ -1,6 +1,7 @@
 """Documents of a site's folder: keys, order, generations, beside a writer, from huge journals."""
 
 import contextlib
+import hashlib
 import json
 import re
 import sqlite3
@@ -16,7 +17,10 @@ import pytest
 
 from fakes.databases import edit
 from fakes.sites import TRANSFER, append_rows
+from peer.core.roster import SiteName
 from peer.core.status_document import PeerStatus
+from peer.core.sum_messages import SumCompleted, SumOpening
+from peer.core.sum_rows import SumRow
 from peer.documents.records import DOCUMENTS
 from peer.errors import ConfigError, StateError
 from peer.lab.demo.local_federation import LocalFederation
@@ -178,6 +182,20 @@ def test_events_leave_out_bulk_and_what_hardly_matters_and_keep_digests(disk: Di
     everything = disk.show("events", everything=True)
     assert [row["kind"] for row in everything] == ["published", "manifest", "ignored", "chosen"]
     assert everything[1]["body"] == {"artifact": "ab" * 32}
+
+
+def test_events_show_no_secret_of_a_sum(disk: Disk) -> None:
+    """A journal has them, for a start after a crash; whoever is shown the rows, as in a bug report, needs none."""
+    own, pair = "ab" * 32, "cd" * 32
+    openings = {"europe": SumOpening(bytes.fromhex(own), {SiteName("africa"): bytes.fromhex(pair)})}
+    row = SumRow.of(1, SumCompleted({SiteName(name): each for name, each in openings.items()}))
+    disk.write(1, (row.kind, 1, row.body()))
+    (shown,) = disk.show("events", everything=True)
+    assert shown["body"]["step"] == "completed"
+    stored = {"own": own, "shared": {"africa": pair}}
+    assert shown["body"]["openings"] == {"europe": hashlib.sha256(json.dumps(stored).encode()).hexdigest()}
+    assert own not in json.dumps(shown)
+    assert pair not in json.dumps(shown)
 
 
 # --- transfers -------------------------------------------------------------------------------------------------------

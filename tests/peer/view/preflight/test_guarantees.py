@@ -16,7 +16,13 @@ STEPS = {"train": {"unit": "epoch", "count": 4}}
 
 def findings(epsilon_max: float | None = None, **keys: Any) -> dict[str, Finding]:
     roster = [{"name": f"site-{number}"} for number in range(4)]
-    tables = {"method": "fedavg", "rounds": 10, "stages": STEPS, "shared_model": {"name": "resnet10"}, **keys}
+    tables = {
+        "method": "fedavg",
+        "rounds": 10,
+        "stages": STEPS,
+        "shared_model": {"name": "resnet10", "norm": "group"},
+        **keys,
+    }
     federation = FederationConfig.parse(draft("trial", site=roster, **tables), "federation.toml")
     site = SiteConfig.model_construct(privacy=PrivacyConfig(epsilon_max=epsilon_max))
     return {finding.subject: finding for finding in check_guarantees(federation, site)}
