@@ -97,5 +97,5 @@ $(VENV)/.collected: $(VENV)/.test
 	@$(PYTEST) --collect-only --quiet >$@ 2>&1 || true
 
 $(VENV)/.fuzz: $(VENV)/.test
-	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz,ray]'
 	touch $@

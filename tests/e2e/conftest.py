@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -69,7 +70,8 @@ MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2
 @pytest.fixture(scope="session")
 def warm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], type[LocalFederation]]]:
     """Federations of real daemons with this worker, which a process forks that has imported torch and MONAI."""
-    workers = Warm(tmp_path_factory.mktemp("warm"))
+    folder = tmp_path_factory.getbasetemp()
+    workers = Warm(folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder)
 
     def make(worker: str) -> type[LocalFederation]:
         class WarmLoopback(LocalFederation):

@@ -36,7 +36,7 @@ class Flooded(NamedTuple):
     log_bytes: int
 
 
-def flood(folder: Path, kinds: list[str]) -> Flooded:
+def flood(folder: Path, kinds: list[str], seconds: float = FLOOD_S) -> Flooded:
     """Flood one of two honest sites, which wait for no third one, until it has gone on for three rounds."""
     sites = dict.fromkeys(("asia", "europe", "mallory"), site_text())
     with FloodedFederation.create(folder, draft("trial", rounds=100000, pace=PACE), sites) as federation:
@@ -44,7 +44,7 @@ def flood(folder: Path, kinds: list[str]) -> Flooded:
             federation.start(site, "--without", "mallory")
         before = federation.until("asia", lambda status: status["committed"] >= 2)
         pki = str(federation.folder("mallory").pki)
-        attacker = spawn.Process(target=attack, args=(before["listen"], pki, kinds))
+        attacker = spawn.Process(target=attack, args=(before["listen"], pki, kinds, seconds))
         attacker.start()
         attacker.join()
         if attacker.exitcode:
@@ -56,9 +56,9 @@ def flood(folder: Path, kinds: list[str]) -> Flooded:
         return Flooded(after["pid"] == before["pid"], peak_kb / 1024, log)
 
 
-def attack(address: str, pki: str, kinds: list[str]) -> None:
-    """The attacker's process, with one kind after the other."""
-    seconds = FLOOD_S / len(kinds)
+def attack(address: str, pki: str, kinds: list[str], seconds: float) -> None:
+    """The attacker's process, with one kind after the other in so many seconds."""
+    seconds /= len(kinds)
     for kind in kinds:
         if kind == STRANGE:
             dial_as_strangers(address, seconds)

@@ -1,6 +1,7 @@
 """Workers that start at once: a server has imported torch and MONAI, and forks the real worker for every call.
 
-``warm.py serve SOCKET`` serves until its input ends. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
+``warm.py serve SOCKET`` serves until its input ends: a FIFO that all processes of a test run hold open, which share the
+server. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
 daemon executes as its worker: it passes its descriptors on, waits, and ends as the forked program ended. PROGRAM is a
 module, or the path of a file.
 """
@@ -8,17 +9,20 @@ module, or the path of a file.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +31,55 @@ READY = "serving"
 
 
 class Warm:
-    """The server's process, for tests."""
+    """The server of a folder, for tests: the first process that needs it starts it, and it ends with the last."""
 
     def __init__(self, folder: Path) -> None:
-        self._socket = folder / "warm.socket"
-        self._process = subprocess.Popen(
+        self._socket, users = folder / "warm.socket", folder / "warm.users"
+        with _locked(folder):
+            if not users.exists():
+                os.mkfifo(users)
+            try:
+                self._user = os.open(users, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody reads it: there is no server
+                    raise
+                self._user = self._start(users)
+
+    def _start(self, users: Path) -> int:
+        """Start the server; the descriptor that keeps it alive."""
+        reads = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
+        user = os.open(users, os.O_WRONLY | os.O_NONBLOCK)
+        process = subprocess.Popen(
             [sys.executable, "-P", __file__, "serve", str(self._socket)],
-            stdin=subprocess.PIPE,
+            stdin=reads,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             start_new_session=True,
             text=True,
         )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != READY:
-            raise RuntimeError("the server of warm workers did not start; what it wrote stands above")
+        os.close(reads)
+        assert process.stdout is not None
+        with process.stdout:
+            if process.stdout.readline().strip() != READY:
+                raise RuntimeError("the server of warm workers did not start; what it wrote stands above")
+        process.returncode = 0  # it outlives this object: other processes of the run may use it
+        return user
 
     def command(self, *program: str) -> tuple[str, ...]:
         """What a daemon executes as its worker, without ``--fd N``."""
         return (sys.executable, "-I", "-S", __file__, "call", str(self._socket), *program)
 
     def close(self) -> None:
-        """End the server and every worker that it forked."""
-        self._process.communicate()
+        """End the server and every worker that it forked, unless another process of the run uses it."""
+        os.close(self._user)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process of a run at a time looks for the server, starts it, or lets it end."""
+    with (folder / "warm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def serve(path: str) -> None:
@@ -66,11 +96,15 @@ def serve(path: str) -> None:
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        Path(path).unlink(missing_ok=True)  # of a server that was killed
         listener.bind(path)
         listener.listen()
 
         def leave() -> None:
-            raise SystemExit
+            with _locked(Path(path).parent):
+                if select.select([sys.stdin], [], [], 0)[0]:  # nobody has come meanwhile
+                    os.close(0)
+                    raise SystemExit
 
         def accept() -> None:
             connection, _ = listener.accept()
