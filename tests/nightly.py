@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".txt")
 SEEDS = 10_000
-CI_SEEDS = 50  # of the same commit, which test_seeds.py plays
+CI_SEEDS = 25  # of the same commit, which test_seeds.py plays
 FUZZ_S = 1200
 CHAOS_S = 600
 
