@@ -116,7 +116,8 @@ class Valve:
             return build(context)
         context = hand_over(self._plan, command.stage, context)
         bare = sorted((_shaped(self._plan) & {*context.networks}) - self._plan.noised)
-        if bare and command.stage not in self._rehearsed:
+        learns = any(self._plan.noised & {*step.trains} for step in self._plan.learning.get(command.stage, ()))
+        if bare and learns and command.stage not in self._rehearsed:
             self._rehearse(command.stage, context, sample(), bare)
             self._rehearsed.add(command.stage)
         return build(context)

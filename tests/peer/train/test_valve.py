@@ -102,6 +102,22 @@ def test_a_stage_that_keeps_to_its_plan_is_built_and_nothing_is_changed() -> Non
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_a_stage_without_noise_on_any_network_and_a_second_one_read_no_sample() -> None:
+    personal = dataclasses.replace(
+        DITTO,
+        phases=(*DITTO.phases, "train:personal"),
+        stages={**DITTO.stages, "personal": DITTO.stages["train"]},
+        learning={**DITTO.learning, "personal": (Learning((DAM,), reads=(TEACHER,)),)},
+    )
+    alone: Any = lambda context: one_step_stage(dict(context.networks), (DAM,), dict)  # noqa: E731
+    guard, samples = valve(personal, ("personal", alone), ("train", distilled(lambda *_: torch.zeros(1, 3)))), [BATCH]
+    guard.build(command("personal"), context(), samples.pop)
+    assert samples
+    guard.build(command("train"), context(), samples.pop)
+    guard.build(command("train"), context(), samples.pop)
+    assert not samples
+
+
 def test_a_network_that_the_stage_does_not_declare_is_not_there() -> None:
     plan = dataclasses.replace(
         FEDAVG,
