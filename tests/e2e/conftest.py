@@ -5,11 +5,10 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -69,18 +68,21 @@ MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2
 
 @pytest.fixture(scope="session")
 def warm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], type[LocalFederation]]]:
-    """Federations of real daemons with this worker, which a process forks that has imported torch and MONAI."""
+    """Federations of real daemons with this worker; a process forks both that has imported what they import."""
     folder = tmp_path_factory.getbasetemp()
-    workers = Warm(folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder)
+    warm = Warm(folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder)
 
     def make(worker: str) -> type[LocalFederation]:
         class WarmLoopback(LocalFederation):
-            program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command(worker)))
+            program = (str(DAEMON), json.dumps(warm.command(worker)))
+
+            def execute(self, command: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> Any:
+                return warm.start(command, output, environment)
 
         return WarmLoopback
 
     yield make
-    workers.close()
+    warm.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Workers that start at once: a server has imported torch and MONAI, and forks the real worker for every call.
+"""Daemons and workers that start at once: a server has imported what they import, and forks them.
 
 ``warm.py serve SOCKET`` serves until its input ends: a FIFO that all processes of a test run hold open, which share the
-server. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
+server. A test starts a daemon with ``Warm.start``. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
 daemon executes as its worker: it passes its descriptors on, waits, and ends as the forked program ended. PROGRAM is a
 module, or the path of a file.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -22,12 +23,13 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-REQUEST_BYTES_MAX = 1 << 20  # arguments and environment
+REQUEST_BYTES_MAX = 1 << 17  # arguments and environment
 READY = "serving"
+ANSWER_BYTES = 16  # the number of a process, or its exit code
 
 
 class Warm:
@@ -69,9 +71,63 @@ class Warm:
         """What a daemon executes as its worker, without ``--fd N``."""
         return (sys.executable, "-I", "-S", __file__, "call", str(self._socket), *program)
 
+    def start(self, words: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> ForkedProcess:
+        """Fork a program, which writes to ``output``."""
+        connection = _connect(str(self._socket))
+        with Path(os.devnull).open("rb") as nothing:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
+            _ask(connection, words, environment, streams)
+        return ForkedProcess(connection)
+
     def close(self) -> None:
-        """End the server and every worker that it forked, unless another process of the run uses it."""
+        """End the server and every process that it forked, unless another process of the run uses it."""
         os.close(self._user)
+
+
+class ForkedProcess:
+    """A process that the server forked, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pid = int(connection.recv(ANSWER_BYTES))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code; raise ``TimeoutExpired`` after ``timeout`` seconds."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self.returncode = int(self._connection.recv(ANSWER_BYTES))
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(path)
+    return connection
+
+
+def _ask(
+    connection: socket.socket, words: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+) -> None:
+    """Ask for a process with these descriptors: its streams, and a worker's channel."""
+    request = {"words": words, "environment": dict(environment), "folder": os.getcwd()}
+    socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
 
 
 @contextlib.contextmanager
@@ -82,20 +138,26 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def serve(path: str) -> None:
-    """Fork a worker for every connection until standard input ends."""
+def load() -> None:
+    """Import what daemons and workers import."""
     from models.lean_monai import load_monai
 
     load_monai()
-    for name in ("models", "peer.train.guest", "peer.train.trainer"):
+    for name in ("models", "peer.daemon.startup", "peer.train.guest", "peer.train.trainer"):
         importlib.import_module(name)
-    os.nice(10)
+    gc.collect()
+    gc.freeze()  # a forked process copies no page of these objects to count who refers to them
+
+
+def serve(path: str) -> None:
+    """Fork a process for every connection until standard input ends."""
+    load()
     ours = os.getpid()
     running: dict[int, socket.socket] = {}
     wake, woken = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, selectors.DefaultSelector() as selector:
         Path(path).unlink(missing_ok=True)  # of a server that was killed
         listener.bind(path)
         listener.listen()
@@ -116,6 +178,8 @@ def serve(path: str) -> None:
                     os._exit(70)  # become ends the process itself
             for descriptor in descriptors:
                 os.close(descriptor)
+            with contextlib.suppress(OSError):  # the caller was killed
+                connection.sendall(str(pid).encode())
             running[pid] = connection
             selector.register(connection, selectors.EVENT_READ, lambda: abandon(pid))
 
@@ -152,17 +216,22 @@ def become(request: Mapping[str, Any], descriptors: list[int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    channel, *standard = descriptors
-    for number, descriptor in enumerate(standard):
+    sys.argv[:] = request["words"]
+    program = sys.argv[0]
+    for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
-    os.closerange(3, channel)
-    os.closerange(channel + 1, os.sysconf("SC_OPEN_MAX"))
+    unused = 3
+    for channel in descriptors[3:]:  # a worker's
+        os.nice(10)
+        sys.argv += ["--fd", str(channel)]
+        os.closerange(unused, channel)
+        unused = channel + 1
+    os.closerange(unused, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    program, *arguments = request["words"]
-    sys.argv = [program, *arguments, "--fd", str(channel)]
-    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     code: Any = 1
     try:
         if program.endswith(".py"):
@@ -174,18 +243,19 @@ def become(request: Mapping[str, Any], descriptors: list[int]) -> None:
         code = leaving.code or 0
     except BaseException:
         traceback.print_exc()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its disk may be full
+            stream.flush()
     os._exit(code)
 
 
 def call(path: str, words: list[str], channel: int) -> int:
     """Have the server fork the program on these descriptors; its exit code, or death by its signal."""
-    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        socket.send_fds(connection, [json.dumps(request).encode()], [channel, 0, 1, 2])
+    with _connect(path) as connection:
+        _ask(connection, words, os.environ, [0, 1, 2, channel])
         os.close(channel)
-        code = int(connection.recv(16) or 1)
+        connection.recv(ANSWER_BYTES)  # the number of the process
+        code = int(connection.recv(ANSWER_BYTES) or 1)
     if code < 0:
         os.kill(os.getpid(), -code)
     return code

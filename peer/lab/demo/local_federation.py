@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 from peer.core.roster import SiteName, site_name
 from peer.daemon.dispatch import now
@@ -82,15 +82,15 @@ class LocalFederation:
         folder.logs.mkdir(mode=0o700, exist_ok=True)
         command = [*self.program, "--home", str(self.home), "start", "--site", name, *options]
         with (folder.logs / "console.log").open("ab") as output:
-            daemon = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **(environment or {})},
-            )
+            daemon = self.execute(command, output, {**os.environ, **(environment or {})})
         self.daemons[site_name(name)] = daemon
         return daemon
+
+    def execute(
+        self, command: Sequence[str], output: BinaryIO, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Execute a daemon's command."""
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
 
     def kill(self, name: str) -> None:
         """Kill a site's daemon with SIGKILL, and wait for its end."""
