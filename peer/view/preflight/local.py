@@ -37,6 +37,7 @@ from peer.site.records.journal import Journal
 from peer.site.records.trained_people import datalist_change
 from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import inspect_datalist
+from peer.train.data.survey import header_warnings
 from peer.view.preflight.finding import Finding
 
 DISTRIBUTION = "mhfl-peer"
@@ -352,7 +353,9 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
         return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples, tests
     counts = ", ".join(f"{count} of class {label}" for label, count in survey.counts("training").items())
     text = f"{len(survey.training)} training samples{counts and f' ({counts})'}, {len(survey.test)} for the test"
-    remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes]
+    # What trains is said here; advice to set a key of [data] is for `data inspect`.
+    settled = ["spacing", "normalise", *(["orientation"] if site.data.orientation is not None else [])]
+    remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes, *header_warnings(survey, settled)]
     if survey.class_names and not task.class_names:
         named = ", ".join(f"{number} {name}" for number, name in sorted(survey.class_names.items()))
         remedies.append(

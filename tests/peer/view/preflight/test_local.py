@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from fakes.founder_amendments import amend
 from fakes.governed import GovernedFederation
@@ -128,6 +129,21 @@ def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
     finding = run_check()["data"]
     assert finding.verdict == "failure"
     assert "images with the same content are in training and in test" in finding.message
+
+
+def test_an_image_that_contradicts_itself_is_named(
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("L", (4, 4)).save(folder.path / "0.png", exif=exif)
+    listed = json.loads((folder.path / "datalist.json").read_text())
+    listed["training"][0]["image"] = "0.png"
+    (folder.path / "datalist.json").write_text(json.dumps(listed))
+    finding = run_check()["data"]
+    assert finding.verdict == "warning"
+    assert "0.png is turned as its EXIF tag 3 says: see that its label map is, too" in finding.remedy
 
 
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
