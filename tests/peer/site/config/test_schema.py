@@ -83,7 +83,7 @@ def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distributi
         federation(method=pinned)
     assert str(caught.value) == (
         "federation.toml: method 'similar' comes with some-methods==1.0, which is not installed; "
-        "run `pip install some-methods==1.0` in the environment of mhfl-peer"
+        "get some-methods==1.0 from its authors, and install that file in the environment of mhfl-peer"
     )
     distribution("some-methods", "1.0", "mhfl_peer.methods", similar="peer.methods.fedskd.plan:FEDSKD")
     config = federation(method=pinned)
