@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -595,3 +595,19 @@ def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None
     assert site.model.adapters is not None
     assert (site.model.adapters.rank, site.model.adapters.alpha) == (8, 16.0)
     assert site.base_weights == {"cd" * 32: "others/encoder.safetensors"}
+
+
+def _without_upper_bound(schema: object, path: str = "") -> Iterator[str]:
+    """The places of numbers in a JSON schema that may be of any size."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum"} & schema.keys():
+            yield path
+        for key, value in schema.items():
+            yield from _without_upper_bound(value, f"{path}/{key}")
+
+
+def test_every_number_that_sites_sign_has_an_upper_bound() -> None:
+    unbounded = set(_without_upper_bound(FederationConfig.model_json_schema()))
+    assert {path for path in unbounded if "/properties/range/" not in path} == set()  # those of a measured value
