@@ -602,7 +602,7 @@ def _without_upper_bound(schema: object, path: str = "") -> Iterator[str]:
     if isinstance(schema, list):
         schema = dict(enumerate(schema))
     if isinstance(schema, dict):
-        if schema.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum"} & schema.keys():
+        if schema.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum", "enum"} & schema.keys():
             yield path
         for key, value in schema.items():
             yield from _without_upper_bound(value, f"{path}/{key}")
