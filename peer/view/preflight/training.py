@@ -107,7 +107,11 @@ async def rehearse(
         start.append(Finding("label maps", "warning", lost[1], "enlarge [data] input_size, or see what it cuts off"))
     if not isinstance(rehearsed, events.Rehearsed):
         return Trial((*start, _describe_failure("rehearsal", rehearsed)))
-    findings = (*start, _describe_rehearsal(rehearsed, site), *_describe_padding(rehearsed, site))
+    findings = (
+        *start,
+        _describe_rehearsal(rehearsed, site, adds_noise=federation.noise is not None),
+        *_describe_padding(rehearsed, site),
+    )
     return Trial(findings, rehearsed.artifact_bytes)
 
 
@@ -145,11 +149,12 @@ def _describe_start(answer: events.Initialised, site: SiteConfig, first: re.Matc
     return Finding.by_remedy("worker", text, ", and ".join(remedies))
 
 
-def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
+def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig, *, adds_noise: bool) -> Finding:
     steps = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds in answer.step_s.items())
     memory = f"{size(answer.memory_bytes)} of {size(answer.available_bytes)}"
+    samples = f"{site.training.batch_size} samples" + (" (of all people where noise is added)" if adds_noise else "")
     text = (
-        f"a step of {site.training.batch_size} samples on {answer.device} takes: {steps}; "
+        f"a step of {samples} on {answer.device} takes: {steps}; "
         f"a round trains for about {duration(answer.round_s)}; {memory} of memory"
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
