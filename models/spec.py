@@ -364,7 +364,7 @@ def package_problem(name: str, package: str) -> str | None:
     instead = f" ({', '.join(sorted(installed))} is)" if installed else ""
     return (
         f"model {_short(name)} comes with {package}, which is not installed here{instead}; if you trust that package, "
-        f"run `pip install {package}`"
+        "get it from its authors, and install that file"
     )
 
 

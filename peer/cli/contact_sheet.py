@@ -169,6 +169,7 @@ def survey_arguments(setting: WorkerSetting) -> dict[str, Any]:
 
 def survey_prepared(setting: WorkerSetting) -> DatalistSurvey:
     """Survey a site's datalist to the end; its problems include those of samples as training prepares them."""
+    from peer.train.data.label_maps import describe_lost_classes
     from peer.train.data.survey import survey
     from peer.train.inference import model_state
 
@@ -187,6 +188,8 @@ def survey_prepared(setting: WorkerSetting) -> DatalistSurvey:
             f"samples cannot be prepared as [data] says: {named(left_out)}; correct [data] or the files, or take them "
             "out of the datalist"
         )
+    if answer["lost_classes"]:
+        document["warnings"].append(describe_lost_classes(answer["lost_classes"]))
     if answer["refusal"] is not None and not problems:
         problems.append(answer["refusal"])
     return document

@@ -420,6 +420,9 @@ def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
     notes += [("warning", warning) for warning in document["warnings"]]
     if document["unlabelled"]:
         notes.append(("note", f"{document['unlabelled']} test entries have no label and are not evaluated"))
+    if unused := document["unused_keys"]:
+        listed = ", ".join(f"{key} ({count})" for key, count in unused.items())
+        notes.append(("note", f"keys of entries that training does not use: {listed}"))
     if any(split["unnamed"] for split in splits.values()):
         notes.append(("note", "samples without a subject: this check cannot see whether a patient is in both splits"))
     tables = [output.table(("", *splits), rows, title=document["datalist"])]

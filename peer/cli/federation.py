@@ -298,6 +298,12 @@ def _notes(federation: FederationConfig) -> Iterator[str]:
         yield "the roster has one [[site]]: it will train alone; add the others before any site enrols"
     if federation.global_test and federation.plan.evaluation_denied is not None:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
+    task = federation.task
+    if task.kind != "super_resolution" and task.target == "class" and not task.class_names:
+        yield (
+            "[task] has no class_names: nobody notices a site that numbers the classes otherwise, and predictions say "
+            "only their numbers"
+        )
 
 
 def _render_certified(document: dict[str, Any]) -> output.RenderableType:

@@ -33,10 +33,10 @@ from peer.site.membership.folder import MembershipFolder
 from peer.site.records.journal import Journal
 from peer.site.records.kept_configuration import keep_configuration
 from peer.site.records.ledger import Ledger
+from peer.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FAULTS: Mapping[str, type[errors.PeerError]] = {
     "data": errors.DataError,
     "configuration": errors.ModelError,
@@ -103,7 +103,7 @@ def run(folder: SiteFolder, options: Options) -> None:
             raise errors.DiskError(f"{error.filename} cannot be written: {error.strerror}") from error
         try:
             # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaks resources.
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
             asyncio.run(_serve(folder, federation, site, own, generation, without, options))
         except errors.PeerError:
             raise
@@ -135,9 +135,9 @@ async def _serve(
             daemon.report(events.StopRequested())
 
     # Before the first resource is opened: asyncio's own reaction to Ctrl-C would interrupt the opening.
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, request_stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     daemon = Daemon(
         folder=folder,
         federation=federation,

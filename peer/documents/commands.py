@@ -347,6 +347,7 @@ class DatalistSurvey(TypedDict):
     class_names: Annotated[dict[str, str], "by number, the names in the list's key `labels`"]
     columns: Annotated[list[ColumnSurvey], "of a table"]
     unlabelled: Annotated[int, "test entries without a label, which are not evaluated"]
+    unused_keys: Annotated[dict[str, int], "keys of entries that are not used, with the number of entries"]
     problems: Annotated[list[str], "reasons why a site cannot train on it"]
     warnings: Annotated[list[str], "what to look at before training"]
 

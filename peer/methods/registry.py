@@ -160,5 +160,6 @@ def _missing(name: str, package: str) -> ConfigError:
     if installed == version:
         return ConfigError(f"{package} has no method {name!r}", "`mhfl-peer methods` lists all that are here")
     instead = "which is not installed" if installed is None else f"but {installed} is installed"
-    remedy = f"run `pip install {package}` in the environment of mhfl-peer"
+    # A name in federation.toml may be free in a package index: whoever registers it there must get no code in here.
+    remedy = f"get {package} from its authors, and install that file in the environment of mhfl-peer"
     return PackageMissing(f"method {name!r} comes with {package}, {instead}", remedy)

@@ -189,6 +189,8 @@ def load_images(
     for path in paths:
         try:
             images.append(load_placed(path, spatial_dims=spatial_dims, unit=unit, orientation=orientation, nan=nan))
+            if len(paths) > 1:  # an empty scan beside others, which `data validate` names, too
+                check_not_constant(images[-1].values)
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}" if len(paths) > 1 else str(error)) from error
     first = images[0]

@@ -35,6 +35,7 @@ from peer.train.data.consistency import mixed_orientations
 from peer.train.data.datalist import UNREADABLE, Datalist, Sample, inspect_datalist
 from peer.train.data.file_names import named
 from peer.train.data.image_files import open_image
+from peer.train.data.label_maps import LOST_CLASSES, describe_lost_classes
 from peer.train.errors import UnusableConfigurationError, UnusableDataError
 from peer.train.images import VOLUME_DIMS, Preparation, load_regions
 from peer.train.ranks import Ranks
@@ -205,6 +206,7 @@ def load_data(
     check_halt: Callable[[], None],
     training_only: bool = False,
     unreadable: dict[str, str] | None = None,
+    lost_classes: dict[str, list[int]] | None = None,
 ) -> SiteData:
     """Check the datalist and read every sample once.
 
@@ -213,6 +215,7 @@ def load_data(
         check_halt: called before each sample; an exception from it stops the reading.
         training_only: leave out the other samples.
         unreadable: gets the reason by the name of each sample that is left out, also if this raises.
+        lost_classes: gets the classes that a label map loses in preparation, by the sample's name.
 
     Raises:
         UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
@@ -229,7 +232,8 @@ def load_data(
     if data.cache == "disk" and not training_only:  # the rank that reads all samples also cleans up
         clear_unfinished(_cache_folder(settings))
     _check_orientations([*datalist.training, *datalist.test], settings)
-    read = sample_reader(task, data)
+    lost_classes = {} if lost_classes is None else lost_classes
+    read = sample_reader(task, data, lost_classes)
     held_out = held_out_names(datalist.training, settings, seed)
     groups = {
         "training": [sample for sample in datalist.training if sample.name not in held_out],
@@ -240,6 +244,8 @@ def load_data(
         groups |= {"validation": [], "test": []}
     unreadable = {} if unreadable is None else unreadable
     splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
+    if lost_classes:
+        logger.warning("%s %s", LOST_CLASSES, describe_lost_classes(lost_classes))
     total = len(datalist.training) + len(datalist.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(

@@ -10,7 +10,7 @@ A target that is no class, label map or image becomes numbers that losses and me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -50,8 +50,15 @@ SampleReader: TypeAlias = Callable[[Sample], Example]
 SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte per place if that suffices
 
 
-def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
-    """Return this site's reader; raise ``UnusableConfigurationError`` if super-resolution has no scale."""
+def sample_reader(
+    task: TaskSettings, data: DataSettings, lost_classes: dict[str, list[int]] | None = None
+) -> SampleReader:
+    """Return this site's reader; raise ``UnusableConfigurationError`` if super-resolution has no scale.
+
+    Args:
+        lost_classes: gets, by the name of each sample that it reads, the classes of its label map of which
+            ``input_size`` leaves no place.
+    """
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
@@ -61,7 +68,7 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
     preparation = Preparation.of(task, data)
     if task.kind in CLASSIFYING:
         return ImageAndLabel(preparation, task.target)
-    return LabelMap(preparation, task.classes)
+    return LabelMap(preparation, task.classes, lost_classes)
 
 
 def encode_label(label: object, target: Target) -> Tensor:
@@ -111,6 +118,7 @@ class LabelMap:
 
     preparation: Preparation
     classes: int
+    lost_classes: dict[str, list[int]] | None = field(default=None, repr=False, compare=False)
 
     def __call__(self, sample: Sample) -> Example:
         """Return the image ``(c, *input_size)`` and its labels ``input_size``."""
@@ -121,13 +129,16 @@ class LabelMap:
         if labels.shape != shape:
             raise ValueError(f"has the shape {tuple(shape)}, its label map {tuple(labels.shape)}")
         check_same_grid(image, placed, f"{sample.images[0].name} and its label map {path.name}")
-        has_foreground = bool(labels.any())
+        present = torch.unique(labels)
         labels = self.preparation.fit_labels(labels, image.spacing)
-        if has_foreground and not labels.any():
+        if present.any() and not labels.any():
             raise ValueError(
                 f"has a label map, {path.name}, of which no foreground is left at [data] input_size = "
                 f"{list(self.preparation.input_size)}: it is smaller than a cell, or cut off"
             )
+        lost = present[(present > 0) & ~torch.isin(present, labels)]
+        if self.lost_classes is not None and len(lost):
+            self.lost_classes[sample.name] = [int(label) for label in lost]
         small = self.classes <= SMALL_CLASSES_MAX
         return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
 

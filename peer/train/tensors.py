@@ -70,6 +70,8 @@ def load_checkpoint_file(content: bytes) -> Any:
 def refuse_expanded(state: Mapping[str, Tensor]) -> None:
     """Raise ``ValueError`` for a tensor with more values than its file stores: a copy could fill the memory."""
     for name, tensor in state.items():
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError(f"tensor {name!r} is no plain array of numbers")
         size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         if size > stored:
             raise ValueError(f"tensor {name!r} has {size} bytes, of which the file stores {stored}")

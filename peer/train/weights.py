@@ -22,8 +22,12 @@ from peer.train.tensors import State, load_checkpoint_file, non_finite, refuse_e
 BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
 """Paths of the weights in the bundle specification."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net")
-"""Keys under which training programs save the tensors."""
+CONTAINERS = (
+    "state_dict", "model_state_dict", "model_state", "model", "network_weights", "network", "net", "weights", "params",
+    "module",
+)  # fmt: skip
+"""Keys under which training programs save the tensors, perhaps one within another."""
+NESTED_MAX = 3
 WRAPPERS = frozenset({"_orig_mod", "backbone", "dam", "encoder", "model", "module", "net", "network"})
 """Wrappers that training programs put before the names, in any order and number."""
 NAMES_SHOWN = 3
@@ -180,10 +184,10 @@ def _parse(file: Path, content: bytes) -> State:
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(f"its name ends in none of .safetensors, {', '.join(TORCH_SUFFIXES)}")
     document = load_checkpoint_file(content)
-    for name in CONTAINERS:
-        if isinstance(document, Mapping) and isinstance(document.get(name), Mapping):
-            document = document[name]
-            break
+    for _ in range(NESTED_MAX):
+        if isinstance(document, Mapping):
+            inner = (document.get(name) for name in CONTAINERS)
+            document = next((table for table in inner if isinstance(table, Mapping)), document)
     if not isinstance(document, Mapping):
         raise ValueError(f"it holds a {type(document).__name__}, not named tensors")
     state = {str(name): value for name, value in document.items() if isinstance(value, Tensor)}

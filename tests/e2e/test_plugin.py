@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "plugin"
 ROSTER = "\n[[site]]"
 REASON = "method 'fedper' comes with mhfl-example==1.0, which is not installed"
-REMEDY = "run `pip install mhfl-example==1.0` in the environment of mhfl-peer"
+REMEDY = "get mhfl-example==1.0 from its authors, and install that file in the environment of mhfl-peer"
 
 
 @pytest.fixture(scope="module")

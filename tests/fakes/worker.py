@@ -117,6 +117,8 @@ for line in lines:
         say("WorkFailed", order, fault="data", reason="no data here")
         sys.exit(1)
     elif order["type"] == "Initialise":
+        if mode == "class lost":
+            print("peer.train.samples: label maps lose classes: at [data] input_size nothing is left", file=sys.stderr)
         unreadable = int(mode == "one unreadable")
         if unreadable:
             print(

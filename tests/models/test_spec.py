@@ -152,7 +152,7 @@ def test_a_network_of_a_package_may_be_named_where_the_package_is_installed(dist
     problem = remote_spec_problem(PACKAGED)
     assert problem == (
         "model 'small_net' comes with some-nets==1.0, which is not installed here; if you trust that package, "
-        "run `pip install some-nets==1.0`"
+        "get it from its authors, and install that file"
     )
     distribution("some-nets", "1.1", ENTRY_POINTS, small_net="models.resnet:resnet5")
     assert "which is not installed here (some-nets==1.1 is); if you trust" in remote_spec_problem(PACKAGED)

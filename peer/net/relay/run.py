@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import json
 import logging
-import signal
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +17,7 @@ from peer.net.relay.server import RelayServer
 from peer.site.config.site_folder import write_atomically
 from peer.site.config.toml import split_address
 from peer.site.identity import certificates
+from peer.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ STATUS_S = 2.0
 
 
 def run(folder: RelayFolder) -> None:
-    """Relay until SIGINT or SIGTERM; raise ``PeerError`` if the folder or the port does not allow it."""
+    """Relay until a signal asks it to stop; raise ``PeerError`` if the folder or the port does not allow it."""
     with folder.locked():
         asyncio.run(_serve(folder))
 
@@ -36,7 +36,7 @@ async def _serve(folder: RelayFolder) -> None:
     server = RelayServer(config.name, lambda: files.setting.context, ())
     _follow(server, files.setting)
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     host, port = split_address(config.listen)
     try:

@@ -158,7 +158,7 @@ class FederationConfig(StrictTable):
     """Whether sites measure each other's models on their own test data (Global Test; figures travel, data does not): at
     the end and each time that evaluation_every says. Each site.toml must allow it too, and the method let whole models
     leave."""
-    evaluation_every: Annotated[int, Field(ge=0)] = 0
+    evaluation_every: Annotated[int, Field(ge=0, le=limits.NUMBER_CONFIGURED_MAX)] = 0
     """Evaluate after each so many rounds; 0: only at the end."""
     image_axes: Literal["rows_columns"] = "rows_columns"
     """The order of a picture's axes at every site: rows, then columns (height, width)."""

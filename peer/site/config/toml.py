@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from peer.core.limits import COUNT_MAX, NUMBER_CONFIGURED_MAX, SECONDS_CONFIGURED_MIN
 from peer.errors import ConfigError
 
+BROADCAST = "255.255.255.255"
 FILE_BYTES_MAX = 1 << 20  # a roster of 1000 sites has 100 KB
 HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){HOST_LABEL}(\.{HOST_LABEL})*")
@@ -109,8 +110,13 @@ def check_dialable(route: str) -> None:
     """
     host, _ = split_address(split_route(route)[1])
     is_number = host.replace(".", "").isdecimal() or ":" in host
-    if is_number and ipaddress.ip_address(host).is_unspecified:
+    if not is_number:
+        return
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
         raise ValueError(f"{route!r} is no address to dial, but one to listen at; name the site's own")
+    if address.is_multicast or str(address) == BROADCAST:
+        raise ValueError(f"{route!r} is no address of one machine; name the site's own")
 
 
 def split_proxy(text: str) -> tuple[str, int]:

@@ -89,7 +89,7 @@ def open_database(
     """
     with storage(path):
         if read_only:
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            connection = _connect_read_only(path)
         else:
             connection = sqlite3.connect(path, isolation_level=None)
             path.chmod(0o600)
@@ -121,6 +121,31 @@ def open_database(
                 connection = sqlite3.connect(":memory:", isolation_level=None)
                 connection.executescript(f"{schema} PRAGMA user_version = {version};")
             on_failure.pop_all()
+    return connection
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    """Open a file that this user may read, also where nothing can be written, as in a snapshot for an auditor.
+
+    SQLite makes a file of locks beside a database. Where it cannot, a database without a write-ahead log is opened as
+    one that nobody changes: a daemon that runs has such a log.
+
+    Raises:
+        DiskError: the log must be read in first, which needs a folder that can be written to.
+    """
+    uri, wal = f"{path.absolute().as_uri()}?mode=ro", path.with_name(f"{path.name}-wal")
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        version_of(connection)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        unwritable = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        if error.sqlite_errorcode & 0xFF not in unwritable or _is_damage(error, path) or not path.exists():
+            raise
+        if wal.exists():
+            reason = f"its log {wal.name} must be read in first, and nothing can be written here"
+            raise errors.DiskError(f"{path}: {reason}", "copy the folder to where this user may write") from error
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
     return connection
 
 

@@ -37,6 +37,16 @@ SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
+ENTRY_KEYS = ("image", "label", "subject", "label_values", "row")
+"""Keys of an entry that are used."""
+OTHER_WORDS = {
+    **dict.fromkeys(("patient", "case", "participant", "person", "subjects", "patients"), "subject"),
+    **dict.fromkeys(("patientid", "subjectid", "caseid", "participantid", "personid"), "subject"),
+    **dict.fromkeys(("images", "img", "file", "path"), "image"),
+    **dict.fromkeys(("labels", "class", "target", "mask", "seg", "segmentation"), "label"),
+}
+"""Keys without case and signs that mean one of them -> that one."""
+
 SPREADSHEETS = frozenset({".xlsx", ".xls", ".ods"})
 TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
 """Suffixes of tables in which people list samples, and which are not datalists."""
@@ -69,7 +79,7 @@ class Datalist:
     """The well-formed samples of a datalist, and its problems.
 
     A site can train on it if ``problems`` is empty; each problem names what to correct. ``notes``
-    say which samples are not used.
+    say which samples are not used. ``unused_keys`` counts the entries with each key that is not.
     """
 
     training: tuple[Sample, ...] = ()
@@ -78,6 +88,7 @@ class Datalist:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     class_names: Mapping[int, str] = field(default_factory=dict)
+    unused_keys: Mapping[str, int] = field(default_factory=dict)
 
     def counts(self, split: str) -> dict[int, int]:
         """Count the samples of each class in a split; empty if labels are files."""
@@ -131,9 +142,8 @@ def inspect_datalist(
         )
     if not isinstance(document.get("test", []), list):
         return Datalist(problems=(f"datalist {path}: 'test' must be a list",))
-    folder = path.parent if root is None else root
+    folder, unlabelled = path.parent if root is None else root, 0
     problems: list[str] = []
-    unlabelled = 0
     task = task if with_labels else "super_resolution"
     splits: dict[str, tuple[Sample, ...]] = {}
     table = TableRows(columns)
@@ -158,13 +168,44 @@ def inspect_datalist(
     problems += _check_samples(splits["training"], splits["test"], task, bound, target if learns else None)
     own_names = _class_names(document)
     problems += [*_other_names(own_names, class_names), *table.problems()]
-    notes = (*_unused_lists(document), *table.notes())
-    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), notes, own_names)
+    notes = (*_unused_lists(document), *_misnamed_keys(document), *_almost_shared(splits), *table.notes())
+    unused = Counter(key for entry in _entries(document) for key in entry if key not in ENTRY_KEYS)
+    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), notes, own_names, unused)
+
+
+def _entries(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of both lists that are objects."""
+    yield from (entry for split in SPLITS for entry in document.get(split, []) if isinstance(entry, Mapping))
+
+
+def _misnamed_keys(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say of each key of the entries that seems to be one of those that are used, under another name."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for entry in _entries(document):
+        for key in entry.keys() - {*ENTRY_KEYS}:
+            plain = plain_name(key).replace("_", "").replace("-", "").replace(" ", "")
+            meant = plain if plain in ENTRY_KEYS else OTHER_WORDS.get(plain)
+            if meant is not None and meant not in entry:
+                counts[key, meant] += 1
+    for (key, meant), count in counts.items():
+        why = ": without it nobody sees whether a patient is in training and in test" if meant == "subject" else ""
+        yield f"the key {key!r} of {count} entries is not used; call it {meant!r} if it is that{why}"
+
+
+def _almost_shared(splits: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
+    """Say which subjects of training and of test have almost the same name."""
+    training, test = ({sample.subject for sample in splits[split] if sample.subject} for split in SPLITS)
+    plain = {plain_name(subject): subject for subject in training}
+    near = sorted(f"{plain[plain_name(name)]!r} and {name!r}" for name in test - training if plain_name(name) in plain)
+    if near:
+        yield f"subjects of training and of test differ in case or signs alone: {named(near)}; see that they are two"
 
 
 def _class_names(document: Mapping[str, Any]) -> dict[int, str]:
-    """Return class names by number from the key ``labels``, as the Decathlon and ``data import`` write it."""
+    """Return class names by number from the key ``labels``: a list, or an object, as ``data import`` writes it."""
     labels = document.get("labels")
+    if isinstance(labels, list):
+        labels = {str(number): name for number, name in enumerate(labels)}
     pairs = labels.items() if isinstance(labels, Mapping) else ()
     return {int(number): name for number, name in pairs if number.isdecimal() and isinstance(name, str) and name}
 
@@ -183,12 +224,20 @@ def read_json(path: Path) -> Any:
     """Read JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark. Raises ``ValueError`` if invalid."""
     content = path.read_bytes()
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_without_repetitions)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"is not UTF-8 in line {line}; save it as UTF-8") from error
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from error
+
+
+def _without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's pairs; raise ``ValueError`` for a key that it has twice, of which one value would be lost."""
+    keys = Counter(key for key, _ in pairs)
+    if len(keys) < len(pairs):
+        raise ValueError(f"the key {keys.most_common(1)[0][0]!r} is twice in one object")
+    return dict(pairs)
 
 
 def _unused_lists(document: Mapping[str, Any]) -> Iterator[str]:

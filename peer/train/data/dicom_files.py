@@ -119,6 +119,12 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     return DicomImage(space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts)
 
 
+def storage_class(header: Any) -> str:
+    """Return the UID of a file's kind, which is its first element; empty if even that is lost."""
+    stored = header.get("SOPClassUID") or getattr(header, "file_meta", {}).get("MediaStorageSOPClassUID")
+    return str(stored or "")
+
+
 def named_like(path: Path, slices: Iterable[Path]) -> bool:
     """Return whether a file's name has the suffix of these slices or, without a suffix, differs in digits alone."""
     if path.suffix and not path.suffix[1:].isdigit():
@@ -149,7 +155,7 @@ def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
         candidates = [file for file in visible if file in whole or named_like(file, [*whole, Path("a.dcm")])]
         if not candidates:
             raise ValueError(f"the folder holds no DICOM file; it holds {visible[0].name}")
-    files, headers = [], []
+    files, headers, others = [], [], {}
     for file in candidates:
         try:
             header = pydicom.dcmread(file, stop_before_pixels=True)
@@ -157,11 +163,17 @@ def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
             raise ValueError(f"{file.name}: {error}" if path.is_dir() else str(error)) from error
         if "SegmentSequence" in header:
             raise ValueError(f"{file.name} is a DICOM segmentation; convert it to a NIfTI label map")
-        if "Rows" in header:  # not a DICOMDIR, a report or a presentation state
+        if "Rows" in header:
             files.append(file)
             headers.append(header)
+        else:  # a DICOMDIR, a report, a presentation state, or a slice that is cut short
+            others[file] = header
     if not files:
         raise ValueError("holds no pixels")
+    kinds = {storage_class(header) for header in headers}
+    for file, header in others.items():
+        if storage_class(header) in {"", *kinds}:
+            raise ValueError(f"{file.name} lacks its pixels: it is cut short or damaged")
     series = Counter(str(header.get("SeriesInstanceUID", "")) for header in headers)
     if len(series) > 1:
         described = ", ".join(

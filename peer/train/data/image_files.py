@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,13 @@ HEADER_BYTES = 1024
 MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
 """NIfTI's unit of length -> mm; a file without a unit is in mm."""
 
-LABEL_KEY = "label"
+IMAGE_KEY, LABEL_KEY = "image", "label"
 ORIENTATION_TAG, BITS_TAG, SAMPLE_FORMAT_TAG, DESCRIPTION_TAG = 274, 258, 339, 270
+COMPRESSION_TAG, PHOTOMETRIC_TAG, WIDTH_TAG = 259, 262, 256
 """Numbers of tags, which TIFF and EXIF share."""
+PARTS = ((273, 279), (324, 325))
+"""Tags of TIFF with the offsets and the sizes of strips, or of tiles."""
+DEFLATE, WHITE_IS_0 = frozenset({8, 32946}), 0
 SAMPLE_KINDS = {1: "uint", 2: "int", 3: "float", 5: "complex int", 6: "complex"}
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PAGE_AXES = re.compile(r"\b(channels|frames|SizeC|SizeT)\b\s*=\s*\"?(\d+)")
@@ -105,7 +110,7 @@ class StoredImage:
         return self.space if self.channels in (None, 1) else (*self.space, int(self.channels or 1))
 
 
-def open_image(path: Path, *, key: str = "image") -> StoredImage:
+def open_image(path: Path, *, key: str = IMAGE_KEY) -> StoredImage:
     """Read a file's header.
 
     Args:
@@ -314,6 +319,8 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
         with Image.open(path) as image:
             if image.format == "PNG":
                 image.verify()  # pillow ignores the chunks' checksums when it decodes
+            if image.format == "TIFF":
+                _check_parts(path, image, pages)
         with Image.open(path) as image:
             if pages == 1:
                 return _read_page(image, is_label_map)
@@ -337,6 +344,22 @@ def _check_pages_are_slices(image: Any) -> None:
         raise ValueError(f"says that its pages are not slices alone ({listed}); save it as .npy, channels first")
 
 
+def _check_parts(path: Path, image: Any, pages: int) -> None:
+    """Raise ``ValueError`` if a deflated strip or tile is not whole: libtiff stops reading before its checksum."""
+    for page in range(pages):
+        image.seek(page)
+        if image.tag_v2.get(COMPRESSION_TAG) not in DEFLATE:
+            continue
+        starts, lengths = next(tags for tags in PARTS if tags[0] in image.tag_v2)
+        with path.open("rb") as file:
+            for offset, size in zip(image.tag_v2[starts], image.tag_v2[lengths], strict=True):
+                file.seek(offset)
+                try:
+                    zlib.decompress(file.read(size))
+                except zlib.error as error:
+                    raise ValueError(f"is damaged: {error}") from error
+
+
 def _describe_unread(path: Path) -> str:
     """Describe a file that pillow cannot open; of a TIFF file, name the type of its values."""
     from PIL import TiffImagePlugin
@@ -348,6 +371,8 @@ def _describe_unread(path: Path) -> str:
         tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start)
         file.seek(tags.next)
         tags.load(file)
+    if WIDTH_TAG not in tags:
+        return "is cut short or damaged: its description of the picture is not there"
     kind = SAMPLE_KINDS.get(tags.get(SAMPLE_FORMAT_TAG, (1,))[0], "unknown")
     return f"holds values of the type {kind}{tags.get(BITS_TAG, (1,))[0]}, which pillow does not read; save it as .npy"
 
@@ -381,6 +406,8 @@ def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
         grey = is_label_map or _has_grey_palette(image)
     else:
         grey = image.mode not in ("RGB", "RGBX", "RGBA", "RGBa")
+    if image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC_TAG) == WHITE_IS_0 and image.mode in ("F", "I"):
+        raise ValueError("says that white is 0, of values whose black it does not say; save it with black as 0")
     columns, rows = image.size
     if image.format != "TIFF" and image.getexif().get(ORIENTATION_TAG, 1) in range(5, 9):
         columns, rows = rows, columns
@@ -398,7 +425,9 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     from PIL import ImageOps
 
     grey = _describe_page(image, is_label_map)[2] == 1
-    inverted = image.mode.startswith("I;16") and image.format == "TIFF" and image.tag_v2.get(262) == 0
+    inverted = (
+        image.mode.startswith("I;16") and image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC_TAG) == WHITE_IS_0
+    )
     if is_label_map and image.mode == "P":
         return np.asarray(ImageOps.exif_transpose(image))[None]
     transparent = image.mode in ALPHA or "transparency" in image.info
@@ -466,6 +495,8 @@ def _open_array(path: Path, key: str) -> StoredImage:
             names = ", ".join(member.filename.removesuffix(".npy") for member in members)
             raise ValueError(f"holds several arrays ({names}), none of them named {key}; rename the one that is meant")
         (chosen,) = named or members
+        if chosen.filename in {f"{other}.npy" for other in (IMAGE_KEY, LABEL_KEY)} - {f"{key}.npy"}:
+            raise ValueError(f"holds the array {chosen.filename.removesuffix('.npy')} alone, and none named {key}")
         with archive.open(chosen) as member:
             shape, depth = _read_array_header(member, chosen.file_size)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peer.train.data.datalist import LabelValues
+from peer.train.data.file_names import named
+
+LOST_CLASSES = "label maps lose classes:"
+"""Prefix of the line in the worker's log about classes of which preparation leaves no place."""
 
 
 def to_classes(values: NDArray[Any], label_values: LabelValues) -> NDArray[Any]:
@@ -37,3 +42,10 @@ def propose_map(values: Iterable[float]) -> str:
     if ordered[0] < 0 or any(value != round(value) for value in ordered):
         return ""
     return " ".join(f"--map {value:.0f}={number}" for number, value in enumerate(ordered) if value != number)
+
+
+def describe_lost_classes(lost: Mapping[str, Sequence[int]]) -> str:
+    """Say which classes label maps lose at the network's size, given the classes by sample."""
+    counts = sorted(Counter(label for labels in lost.values() for label in labels).items())
+    listed = ", ".join(f"class {label} in {count}" for label, count in counts)
+    return f"at [data] input_size nothing is left of {listed}: {named(lost)}; these places train as another class"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from peer.core.columns import TableColumn
 from peer.core.targets import CLASS, Target
 from peer.documents.commands import DatalistSurvey, SplitSurvey
+from peer.errors import ConfigError
 from peer.train.data.consistency import Consistency, distance_of, turn_like
 from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist
@@ -96,8 +98,8 @@ def survey(
         settled: keys of ``[data]`` that the site has set, of which no warning advises to set them.
 
     Returns:
-        ``{datalist, splits, columns, unlabelled, problems, warnings}``; ``splits`` has for ``training`` and ``test``
-        ``{samples, subjects, unnamed, classes, shapes, orientations, spacings, labels,
+        ``{datalist, splits, columns, unlabelled, unused_keys, problems, warnings}``; ``splits`` has
+        for ``training`` and ``test`` ``{samples, subjects, unnamed, classes, shapes, orientations, spacings, labels,
         label_shapes}``. ``warnings`` need a user's attention.
         ``unnamed`` counts samples without a subject, for which the survey cannot detect leakage
         between the splits. ``classes`` counts the samples of each class, or the label maps in which
@@ -119,6 +121,7 @@ def survey(
             [*columns, *target.table], [(*sample.row, *target.row(sample.label)) for sample in samples]
         ),
         "unlabelled": listed.unlabelled,
+        "unused_keys": dict(sorted(listed.unused_keys.items())),
         "problems": [
             *listed.problems,
             *faults.problems(task, classes),
@@ -132,6 +135,15 @@ def survey(
             *column_warnings(columns, [(sample.row, sample.label) for sample in listed.training], target),
         ],
     }
+
+
+def header_warnings(listed: Datalist, settled: Collection[str] = ()) -> list[str]:
+    """Return the warnings of ``survey`` that the headers of a datalist's images give; unreadable ones give none."""
+    consistency = Consistency()
+    for sample in filter(lambda sample: sample.images, (*listed.training, *listed.test)):
+        with contextlib.suppress(ValueError, ConfigError):
+            consistency.add({path: open_image(path) for path in sample.images})
+    return consistency.warnings(settled)
 
 
 def _lengths(splits: Mapping[str, SplitSurvey], task: str) -> list[str]:

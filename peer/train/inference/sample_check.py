@@ -20,16 +20,25 @@ from peer.train.settings import TrainingSettings
 
 
 def check_samples(settings: TrainingSettings) -> dict[str, Any]:
-    """Return ``left_out``, by sample the reason, and ``refusal``, why training would not begin with the others."""
+    """Return ``left_out``, by sample the reason, ``lost_classes``, by sample those that its label map loses, and
+    ``refusal``, why training would not begin with the others.
+    """
     left_out: dict[str, str] = {}
+    lost_classes: dict[str, list[int]] = {}
     data = dataclasses.replace(settings.data, cache="none", unreadable_share_max=1.0)
     settings = dataclasses.replace(settings, data=data)
     refusal = None
     try:
-        load_data(settings, site_seed(settings), check_halt=lambda: None, unreadable=left_out)
+        load_data(
+            settings,
+            site_seed(settings),
+            check_halt=lambda: None,
+            unreadable=left_out,
+            lost_classes=lost_classes,
+        )
     except UnusableDataError as error:
         refusal = str(error)
-    return {"left_out": left_out, "refusal": refusal}
+    return {"left_out": left_out, "lost_classes": lost_classes, "refusal": refusal}
 
 
 def main() -> None:

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from peer import landlock
+from peer.cohorts import person_of
 from peer.core import limits
 from peer.core.plan import visits
 from peer.core.roster import round_key_tag
+from peer.core.tasks import CLASSIFYING
 from peer.daemon.dispatch import now
 from peer.errors import ConfigError
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER
@@ -36,7 +38,8 @@ from peer.site.records.history import History, recent_rounds
 from peer.site.records.journal import Journal
 from peer.site.records.trained_people import datalist_change
 from peer.train.data.copies import copy_problems
-from peer.train.data.datalist import inspect_datalist
+from peer.train.data.datalist import Datalist, inspect_datalist
+from peer.train.data.survey import header_warnings
 from peer.view.preflight.finding import Finding
 
 DISTRIBUTION = "mhfl-peer"
@@ -352,7 +355,11 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
         return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples, tests
     counts = ", ".join(f"{count} of class {label}" for label, count in survey.counts("training").items())
     text = f"{len(survey.training)} training samples{counts and f' ({counts})'}, {len(survey.test)} for the test"
-    remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes]
+    # What trains is said here; advice to set a key of [data] is for `data inspect`.
+    settled = ["spacing", "normalise", *(["orientation"] if site.data.orientation is not None else [])]
+    remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes, *header_warnings(survey, settled)]
+    if task.kind in CLASSIFYING and task.target == "class":
+        remedies += _metrics_without_value(survey, site.data.validation_share)
     if survey.class_names and not task.class_names:
         named = ", ".join(f"{number} {name}" for number, name in sorted(survey.class_names.items()))
         remedies.append(
@@ -360,6 +367,23 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
             "would do it"
         )
     return Finding.by_remedy("data", text, "; ".join(remedies)), samples, tests
+
+
+def _metrics_without_value(listed: Datalist, validation_share: float) -> Iterator[str]:
+    """Say before the first round of which classes no sample can measure the AUC."""
+    trained, tested = listed.counts("training"), listed.counts("test")
+    if len(tested) == 1:
+        yield f"add test samples of other classes: all are of class {next(iter(tested))}, so that no AUC can be had"
+    elif tested and (lacking := sorted(trained.keys() - tested.keys())):
+        names = ", ".join(map(str, lacking))
+        yield f"add test samples of class {names}, or the AUC of the test leaves it out"
+    people: dict[int, set[str]] = {label: set() for label in trained}
+    for sample in listed.training:
+        people[sample.label if isinstance(sample.label, int) else 0].add(person_of(sample.name, sample.subject))
+    rare = [str(label) for label, subjects in people.items() if round(validation_share * len(subjects)) == 0]
+    if validation_share > 0 and rare:
+        few = f"of class {', '.join(rare)}, validation_share = {validation_share:g} holds out nobody"
+        yield f"raise it, or validation has no AUC of that class: {few}"
 
 
 def check_people(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def _check_network(federation: FederationConfig, site: SiteConfig, others: str) 
         package = " or ".join(sorted(installed_model(name)))
         yield Finding(
             "network", "warning", f"{others} refuse {name} unless they have {package} too",
-            f"have them run `pip install {package}`, or {remedy}",
+            f"have them get {package} from its authors and install that file, or {remedy}",
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import unicodedata
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from peer.errors import PeerError
 from peer.site.config.site_folder import SiteFolder
@@ -52,6 +52,7 @@ COMMON = frozenset(
     "validation sample samples signal signals volume volumes slices input target class site sites dicom nifti".split()
 )
 """Words that name folders of samples and much else: they say nothing of a patient."""
+UNICODE_FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
 NUMBER_MIN = 1000
 """A smaller number in a datalist is a label; larger ones may be a patient's."""
 PACKAGES = re.compile(r"^.*/(?=(?:site-packages|dist-packages|lib/python3\.\d+|peer|models|losses)/)")
@@ -224,7 +225,8 @@ def _tells(name: str) -> bool:
 
 def _forms(name: str) -> Iterator[str]:
     """Yield the forms in which a text may have a name: in Unicode, escaped as in Python, JSON or a URL."""
-    for form in {name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD", "NFKC", "NFKD"))}:
+    cases = {name, name.upper(), name.casefold()}  # a pattern that ignores case takes no SS for a sharp s
+    for form in cases | {unicodedata.normalize(form, case) for form in UNICODE_FORMS for case in cases}:
         yield form
         yield repr(form)[1:-1]
         yield ascii(form)[1:-1]

@@ -25,6 +25,7 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.identity.noise_key import KEY_BYTES
 from peer.train.data.datalist import UNREADABLE
+from peer.train.data.label_maps import LOST_CLASSES
 from peer.view.preflight.finding import Finding
 
 SAMPLE_S = 2.0
@@ -40,7 +41,8 @@ REMEDIES = {
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
 LEFT_OUT = re.compile(UNREADABLE + r" image=(?P<image>.*?) reason=(?P<reason>.*)")
-"""The worker's log line about a sample."""
+LOST = re.compile(LOST_CLASSES + r" (.*)")
+"""The worker's log lines about a sample, and about label maps."""
 PADDING_SHARE_MAX = 0.5
 """Of a model's weights that see padding alone: from here on, most of its traffic says nothing."""
 TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
@@ -95,14 +97,21 @@ async def rehearse(
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:
                 await worker_process.close()
-            unreadable = LEFT_OUT.search(log.read_text(errors="replace"))
+            logged = log.read_text(errors="replace")
+            unreadable, lost = LEFT_OUT.search(logged), LOST.search(logged)
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
-    start = _describe_start(initialised, site, unreadable)
+    start = [_describe_start(initialised, site, unreadable)]
+    if lost is not None:
+        start.append(Finding("label maps", "warning", lost[1], "enlarge [data] input_size, or see what it cuts off"))
     if not isinstance(rehearsed, events.Rehearsed):
-        return Trial((start, _describe_failure("rehearsal", rehearsed)))
-    findings = (start, _describe_rehearsal(rehearsed, site), *_describe_padding(rehearsed, site))
+        return Trial((*start, _describe_failure("rehearsal", rehearsed)))
+    findings = (
+        *start,
+        _describe_rehearsal(rehearsed, site, adds_noise=federation.noise is not None),
+        *_describe_padding(rehearsed, site),
+    )
     return Trial(findings, rehearsed.artifact_bytes)
 
 
@@ -140,11 +149,12 @@ def _describe_start(answer: events.Initialised, site: SiteConfig, first: re.Matc
     return Finding.by_remedy("worker", text, ", and ".join(remedies))
 
 
-def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
+def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig, *, adds_noise: bool) -> Finding:
     steps = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds in answer.step_s.items())
     memory = f"{size(answer.memory_bytes)} of {size(answer.available_bytes)}"
+    samples = f"{site.training.batch_size} samples" + (" (of all people where noise is added)" if adds_noise else "")
     text = (
-        f"a step of {site.training.batch_size} samples on {answer.device} takes: {steps}; "
+        f"a step of {samples} on {answer.device} takes: {steps}; "
         f"a round trains for about {duration(answer.round_s)}; {memory} of memory"
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes

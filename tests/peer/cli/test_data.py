@@ -389,7 +389,8 @@ LEFT_OUT = """\
 import json, sys
 data = json.load(sys.stdin)["setting"]["site"]["data"]
 left_out = {"a.npy": "its foreground is gone"} if data["normalise"] == "unit" else {}
-json.dump({"left_out": left_out, "refusal": "too few classes" if data["normalise"] == "zscore" else None}, sys.stdout)
+refusal = "too few classes" if data["normalise"] == "zscore" else None
+json.dump({"left_out": left_out, "lost_classes": {}, "refusal": refusal}, sys.stdout)
 """
 
 

@@ -14,6 +14,10 @@ from peer.site.config import toml
 from peer.site.config.schema import FederationConfig
 
 EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
+NAMELESS = (
+    "[task] has no class_names: nobody notices a site that numbers the classes otherwise, and predictions say only "
+    "their numbers"
+)
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
         "ca_fingerprint": created["ca_fingerprint"],
         "ca_days": 99,
         "sites": ["america", "asia", "europe", "oceania"],
-        "notes": [],
+        "notes": [NAMELESS],
     }
     assert len(created["ca_fingerprint"]) == 95
     text = (tmp_path / "ca" / "federation.toml").read_text()
@@ -49,12 +53,13 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
 def test_create_notes_a_federation_of_one_site(tmp_path: Path) -> None:
     first, *_ = EXAMPLE.read_text().split("\n[[site]]")
     (tmp_path / "draft.toml").write_text(f'{first}\n[[site]]\nname = "europe"\n')
-    (note,) = run_json("federation", "create", tmp_path / "draft.toml", "--out", tmp_path / "ca")["notes"]
+    note, _ = run_json("federation", "create", tmp_path / "draft.toml", "--out", tmp_path / "ca")["notes"]
     assert note.startswith("the roster has one [[site]]: it will train alone")
 
 
 def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -> None:
     draft = EXAMPLE.read_text().replace("#global_test = false", "global_test = true")
+    draft = draft.replace("#class_names", "class_names")
     (tmp_path / "one.toml").write_text(draft)
     draft = draft.replace('name = "fedskd"', 'name = "dflmoe"').replace("[stages.train]", "")
     (tmp_path / "two.toml").write_text(draft)

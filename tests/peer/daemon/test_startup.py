@@ -89,7 +89,9 @@ async def test_a_watcher_that_has_nothing_to_watch_is_left_alone() -> None:
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "works"), (signal.SIGINT, "mute")])
+@pytest.mark.parametrize(
+    ("number", "mode"), [(signal.SIGTERM, "works"), (signal.SIGHUP, "works"), (signal.SIGINT, "mute")]
+)
 def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
     program: Any, folder: SiteFolder, number: signal.Signals, mode: str
 ) -> None:

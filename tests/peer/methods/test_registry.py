@@ -59,7 +59,7 @@ def test_a_method_of_a_package_needs_the_package_in_the_file(distribution: Insta
 
 
 def test_what_is_missing_is_said_with_what_to_install(distribution: Install) -> None:
-    install = "; run `pip install some-methods==1.0` in the environment of mhfl-peer"
+    install = "; get some-methods==1.0 from its authors, and install that file in the environment of mhfl-peer"
     assert refusal("similar") == "unknown method 'similar'; `mhfl-peer methods` lists all that are here"
     missing = refusal("similar", "some-methods==1.0")
     assert missing == f"method 'similar' comes with some-methods==1.0, which is not installed{install}"

@@ -328,6 +328,16 @@ def test_a_nan_is_background_where_the_site_says_so(tmp_path: Path) -> None:
             filled.load([tmp_path / "a.npy"])
 
 
+def test_one_empty_scan_of_several_is_no_sample(tmp_path: Path) -> None:
+    for name, image in (("a", np.arange(6.0).reshape(2, 3)), ("b", np.zeros((2, 3)))):
+        np.save(tmp_path / f"{name}.npy", image)
+    both = Preparation(2, (2, 3))
+    with pytest.raises(ValueError, match=r"b\.npy: is constant: every value is 0"):
+        both([tmp_path / "a.npy", tmp_path / "b.npy"])
+    np.save(tmp_path / "c.npy", np.stack([np.arange(6.0).reshape(2, 3), np.zeros((2, 3))]))
+    assert both([tmp_path / "c.npy"]).shape == (2, 2, 3)  # of one file's channels, one may be empty
+
+
 def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full((2, 3), 7.0))
     with pytest.raises(ValueError, match="is constant: every value is 7"):

@@ -54,6 +54,21 @@ def test_files_of_every_kind_hold_the_same_tensors(tmp_path: Path, suffix: str, 
     assert all(torch.equal(value, state[name]) for name, value in read_state.items())
 
 
+def test_tensors_in_several_containers_are_found(tmp_path: Path) -> None:
+    state = network().state_dict()
+    torch.save({"epoch": 1, "model": {"network_weights": state, "step": 2}}, tmp_path / "a.pt")
+    assert read(tmp_path / "a.pt").keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.empty(1 << 40, device="meta"), torch.eye(3).to_sparse()], ids=["without values", "sparse"]
+)
+def test_a_tensor_that_is_no_plain_array_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    torch.save({"weight": tensor}, tmp_path / "a.pt")
+    with pytest.raises(UnusableConfigurationError, match=r"tensor 'weight' is no plain array of numbers"):
+        read(tmp_path / "a.pt")
+
+
 def test_the_weights_of_a_bundle_are_read_and_nothing_else_in_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "configs").mkdir()

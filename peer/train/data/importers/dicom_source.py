@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,7 @@ import pydicom
 from pydicom.errors import InvalidDicomError
 
 from peer.errors import DataError, DiskError, UsageError
-from peer.train.data.dicom_files import named_like
+from peer.train.data.dicom_files import named_like, storage_class
 from peer.train.data.file_names import named
 from peer.train.data.importers.candidates import Candidate, ImportOptions, SourceContent
 from peer.train.data.importers.table_source import SampleTable, read_table
@@ -26,12 +26,14 @@ from peer.train.data.importers.table_source import SampleTable, read_table
 KEYS = ("SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 """Keys by which a row of the table identifies its images, most specific first."""
 TAGS = [
-    *KEYS, "SOPInstanceUID", "SeriesDescription", "Modality", "ImageType", "Rows", "Columns", "InstanceNumber",
-    "ImageOrientationPatient",
+    *KEYS, "SOPClassUID", "SOPInstanceUID", "SeriesDescription", "Modality", "ImageType", "Rows", "Columns",
+    "InstanceNumber", "ImageOrientationPatient",
 ]  # fmt: skip
 NO_PREAMBLE = "no DICOM file by PS3.10: it has no preamble with DICM"
 SLICES = frozenset({"CT", "MR", "PT"})
 """Modalities whose secondary images are screen saves, dose pages or reformatted copies."""
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+"""Class of secondary captures, and the beginning of those with several frames (PS3.4, B.5)."""
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
 """Modalities whose images are projections, not slices of a volume."""
 
@@ -44,6 +46,7 @@ class DicomSeries:
     identity: Mapping[str, str]
     description: str
     modality: str
+    storage_class: str
     instances: dict[str, tuple[int, Path]] = field(default_factory=dict)
     damaged: list[Path] = field(default_factory=list)
     sizes: set[tuple[object, ...]] = field(default_factory=set)
@@ -145,6 +148,7 @@ def _read_tree(
     series: dict[str, DicomSeries] = {}
     owners: dict[Path, set[str]] = defaultdict(set)
     files: dict[Path, str] = {}
+    without_pixels: dict[Path, pydicom.Dataset] = {}
     broken: list[Path] = []
     for path in sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")):
         if path.name.upper() == "DICOMDIR":
@@ -157,9 +161,14 @@ def _read_tree(
             content.left_out.add(missing if isinstance(error, InvalidDicomError) else "cannot be read", str(path))
             broken.append(path)
         else:
-            owner = files[path] = str(header.get("SeriesInstanceUID", "")) or f"file {path}"
-            _add_file(path, header, series, owner, content, takes_secondary=options.series is not None)
+            owner = str(header.get("SeriesInstanceUID", "")) or f"file {path}"
+            if "Rows" in header:
+                files[path] = owner
+                _add_file(path, header, series, owner, content, takes_secondary=options.series is not None)
+            else:
+                without_pixels[path] = header
         owners[path.parent].add(owner)
+    broken += _sort_without_pixels(without_pixels, {one.storage_class for one in series.values()}, content)
     if not series:
         reasons = content.left_out.describe()
         raise DataError(
@@ -182,6 +191,20 @@ def _read_tree(
     return kept, {folder: next(iter(uids)) for folder, uids in owners.items() if len(uids) == 1}
 
 
+def _sort_without_pixels(
+    headers: Mapping[Path, pydicom.Dataset], kinds: Collection[str], content: SourceContent
+) -> list[Path]:
+    """Return the files that lost their pixels; count those of another kind than the images as left out."""
+    damaged = []
+    for path, header in headers.items():
+        if storage_class(header) in {"", *kinds}:
+            content.left_out.add("lacks its pixels: it is cut short or damaged", str(path))
+            damaged.append(path)
+        else:
+            content.left_out.add(f"no image ({header.get('Modality') or 'no modality'})", str(path))
+    return damaged
+
+
 def _neighbours(path: Path, files: Mapping[Path, str]) -> set[str]:
     """Return the series of the slices next to an unreadable file by name, if it is named like them."""
     slices = sorted(file for file in files if file.parent == path.parent)
@@ -201,19 +224,18 @@ def _add_file(
     takes_secondary: bool,
 ) -> None:
     modality = str(header.get("Modality", ""))
-    if "Rows" not in header:
-        content.left_out.add(f"no image ({modality or 'no modality'})", str(path))
-        return
     image_type = [str(part).upper() for part in header.get("ImageType", None) or []]
     if "LOCALIZER" in image_type:
         content.left_out.add("localizer", str(path))
         return
-    if modality in SLICES and "SECONDARY" in image_type and not takes_secondary:
+    kind = storage_class(header)
+    is_secondary = "SECONDARY" in image_type or kind.startswith(SECONDARY_CAPTURE)
+    if modality in SLICES and is_secondary and not takes_secondary:
         content.left_out.add(f"secondary image ({modality}), which only --series takes", str(path))
         return
     if uid not in series:
         identity = {name: str(header.get(name, "") or "").strip() for name in KEYS}
-        series[uid] = DicomSeries(uid, identity, str(header.get("SeriesDescription", "") or ""), modality)
+        series[uid] = DicomSeries(uid, identity, str(header.get("SeriesDescription", "") or ""), modality, kind)
     one = series[uid]
     instance = str(header.get("SOPInstanceUID", "")) or str(path)
     if instance in one.instances:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -83,7 +83,7 @@ def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distributi
         federation(method=pinned)
     assert str(caught.value) == (
         "federation.toml: method 'similar' comes with some-methods==1.0, which is not installed; "
-        "run `pip install some-methods==1.0` in the environment of mhfl-peer"
+        "get some-methods==1.0 from its authors, and install that file in the environment of mhfl-peer"
     )
     distribution("some-methods", "1.0", "mhfl_peer.methods", similar="peer.methods.fedskd.plan:FEDSKD")
     config = federation(method=pinned)
@@ -595,3 +595,19 @@ def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None
     assert site.model.adapters is not None
     assert (site.model.adapters.rank, site.model.adapters.alpha) == (8, 16.0)
     assert site.base_weights == {"cd" * 32: "others/encoder.safetensors"}
+
+
+def _without_upper_bound(schema: object, path: str = "") -> Iterator[str]:
+    """The places of numbers in a JSON schema that may be of any size."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number") and not {"maximum", "exclusiveMaximum", "enum"} & schema.keys():
+            yield path
+        for key, value in schema.items():
+            yield from _without_upper_bound(value, f"{path}/{key}")
+
+
+def test_every_number_that_sites_sign_has_an_upper_bound() -> None:
+    unbounded = set(_without_upper_bound(FederationConfig.model_json_schema()))
+    assert {path for path in unbounded if "/properties/range/" not in path} == set()  # those of a measured value

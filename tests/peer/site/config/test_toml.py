@@ -100,10 +100,14 @@ def test_a_host_that_is_not_ascii_has_the_name_that_dns_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "route", ["0.0.0.0:7443", "[::]:7443", "relay gate 0.0.0.0:443", "10.0.0.300:7443", "10.0.1:1"]
+    "route",
+    [
+        *("0.0.0.0:7443", "[::]:7443", "relay gate 0.0.0.0:443", "10.0.0.300:7443", "10.0.1:1"),
+        *("224.0.0.251:7443", "[ff02::1]:7443", "255.255.255.255:7443"),
+    ],
 )
 def test_what_nobody_can_dial(route: str) -> None:
-    with pytest.raises(ValueError, match=r"no address to dial|does not appear to be"):
+    with pytest.raises(ValueError, match=r"no address to dial|does not appear to be|no address of one machine"):
         check_dialable(route)
 
 

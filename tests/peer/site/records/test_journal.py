@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import random
 import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +418,33 @@ def test_rows_that_belong_together_are_all_there_or_none(tmp_path: Path) -> None
         journal.append("opened", 2, {})
         assert [kind for kind, _, _ in journal.rows()] == ["trained", "committed", "opened"]
         journal.verify()
+
+
+@contextlib.contextmanager
+def without_writing(folder: Path) -> Iterator[None]:
+    """A folder in which this process can write nothing, whoever runs the tests."""
+    folder.chmod(0o555)
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(os.getuid())
+        folder.chmod(0o755)
+
+
+def test_a_journal_is_read_where_nothing_can_be_written() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders let no other user in
+        path = Path(name) / "journal.db"
+        with contextlib.closing(Journal(path)) as journal:
+            journal.append("began", 0, {"generation": 1})
+        with without_writing(path.parent), contextlib.closing(Journal(path, read_only=True)) as journal:
+            assert len(list(journal.rows())) == 1
+        (path.parent / "journal.db-wal").write_bytes(bytes(40))
+        with (
+            without_writing(path.parent),
+            pytest.raises(errors.DiskError, match=r"its log journal.db-wal must be read in first.*copy the folder"),
+        ):
+            Journal(path, read_only=True)

@@ -51,6 +51,7 @@ def test_a_good_datalist_is_read_whole(folder: Path) -> None:
         ({"1": "malign"}, 1),
         ({"7": "other", "background": 0}, 0),
         (["benign"], 0),
+        (["malignant", "benign"], 2),
     ],
 )
 def test_a_datalist_that_numbers_the_classes_otherwise_is_refused(folder: Path, labels: object, problems: int) -> None:
@@ -119,6 +120,21 @@ def test_a_malformed_entry_is_named(folder: Path, entry: object, problem: str) -
     assert len(datalist.training) == 2
 
 
+@pytest.mark.parametrize("key", ["patient", "Subject", "Patient_ID", "subject id"])
+def test_a_subject_under_another_name_is_not_lost_in_silence(folder: Path, key: str) -> None:
+    document = json.loads(json.dumps(GOOD).replace('"subject"', json.dumps(key)))
+    (note,) = inspect(folder, document).notes
+    assert note.startswith(f"the key {key!r} of 2 entries is not used; call it 'subject' if it is that")
+    both = {split: [{**entry, "subject": "x"} for entry in entries] for split, entries in GOOD.items()}
+    assert inspect(folder, both).notes == ()
+
+
+def test_subjects_that_differ_in_case_alone_are_named(folder: Path) -> None:
+    test = [{"image": "d.png", "label": 1, "subject": "P1 "}, {"image": "d.png", "label": 1, "subject": "p3"}]
+    (note,) = inspect(folder, {**GOOD, "test": test}).notes
+    assert note.startswith("subjects of training and of test differ in case or signs alone: 'p1' and 'P1 '; see")
+
+
 def test_many_malformed_entries_are_counted(folder: Path) -> None:
     datalist = inspect(folder, {"training": [*["x"] * 8, *GOOD["training"]]})
     assert len(datalist.problems) == 6
@@ -129,6 +145,7 @@ def test_many_malformed_entries_are_counted(folder: Path) -> None:
     ("document", "problem"),
     [
         ("{", "is not JSON"),
+        ('{"training": [], "training": []}', "the key 'training' is twice in one object"),
         ([], "has no list 'training'"),
         ({"training": {}}, "has no list 'training'"),
         ({"training": [], "test": 1}, "'test' must be a list"),

@@ -117,6 +117,16 @@ def stored_in_gzip(path: Path) -> None:
     path.write_bytes(gzip.compress(path.with_name("a.nii").read_bytes(), compresslevel=0))
 
 
+def damaged_checksum(path: Path) -> None:
+    """A page in one strip, of which the last byte, of its checksum, was damaged."""
+    save(GREY, compression="tiff_adobe_deflate")(path)
+    with Image.open(path) as image:
+        end = image.tag_v2[273][0] + image.tag_v2[279][0]
+    content = bytearray(path.read_bytes())
+    content[end - 1] ^= 1
+    path.write_bytes(content)
+
+
 def in_metres(image: nibabel.Nifti1Image) -> None:
     affine = np.diag([1e-3, 1e-3, 1e-3, 1.0]) @ image.affine
     image.set_qform(affine, code=1)
@@ -181,6 +191,17 @@ def change_slices(*indices: int, **tags: object) -> Callable[[list[Path]], objec
     return lambda paths: [phantoms.change(paths[index], **tags) for index in indices or range(len(paths))]
 
 
+def cut_last_slice(at: int) -> Callable[[list[Path]], object]:
+    """Keep the first bytes of the outermost slice, without which the others lie evenly."""
+    return lambda paths: paths[-1].write_bytes(paths[-1].read_bytes()[:at])
+
+
+def add_report(paths: list[Path]) -> None:
+    report = phantoms.dataset(paths[0].with_name("report.dcm"), GREY, SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11")
+    del report.Rows, report.PixelData
+    report.save_as(paths[0].with_name("report.dcm"))
+
+
 def copy_of_slice(paths: list[Path]) -> None:
     pydicom.dcmread(paths[1]).save_as(paths[1].with_name("copy.dcm"))
 
@@ -236,6 +257,7 @@ CASES = (
     Case("DICOM series", "InstanceNumber against the positions", AS_PAINTED, series(len, numbers="downwards"), "a"),
     Case("DICOM series", "InstanceNumber in disorder", "ordered by position", series(len, numbers="mixed"), "a"),
     Case("DICOM series", "notes.txt and hidden files beside the slices", "left out", series(add_notes), "a"),
+    Case("DICOM series", "a report beside the slices", "left out", series(add_report), "a"),
     Case("DICOM series", "slope and intercept", "applied",
          series(change_slices(RescaleSlope=2, RescaleIntercept=-1024)), "a", values=PHANTOM * 2 - 1024),
     Case("DICOM series", "a slope in some slices alone", "refused",
@@ -259,6 +281,8 @@ CASES = (
          series(change_slices(1, ImageOrientationPatient=[0, 1, 0, 0, 0, -1])), "a", refused="differ in the axes"),
     Case("DICOM series", "a damaged slice", "refused",
          series(lambda paths: paths[1].write_bytes(b"damaged")), "a", refused="^d.dcm: "),
+    *(Case("DICOM series", "the last slice cut short before its pixels", "refused", series(cut_last_slice(at)), "a",
+           refused="^c.dcm lacks its pixels") for at in (140, 300)),
     Case("DICOM series", "no positions", "refused where volumes are turned, else ordered by InstanceNumber",
          series(change_slices(ImagePositionPatient=None)), "a",
          refused="says no position and orientation of its slices"),
@@ -295,6 +319,8 @@ CASES = (
     Case("TIF", "grey, 32-bit numbers", AS_PAINTED, save(GREY.astype(np.float32) / 7), "a.tif",
          GREY[None].astype(np.float32) / 7),
     Case("TIF", "white is 0, 16 bits", "inverted", save(WORDS, tiffinfo={262: 0}), "a.tif", 65535 - WORDS[None]),
+    Case("TIF", "white is 0, 32-bit numbers", "refused", save(GREY.astype(np.float32), tiffinfo={262: 0}), "a.tif",
+         refused="says that white is 0, of values whose black it does not say"),
     Case("TIF", "numbers of 8 bits with a sign, of 32 bits without", AS_PAINTED,
          tiff(GREY.astype(np.int8) - 100, 2), "a.tif", GREY[None].astype(np.int8) - 100),
     Case("TIF", "numbers of 8 bits with a sign, of 32 bits without", AS_PAINTED,
@@ -304,6 +330,11 @@ CASES = (
     Case("TIF", "pages that are channels or moments", "refused",
          save(GREY, description="ImageJ=1.53t\nimages=2\nchannels=2\n"), "a.tif",
          refused=r"its pages are not slices alone \(channels = 2\)"),
+    Case("TIF, compressed by deflate", "a damaged byte", "refused", damaged_checksum, "a.tif",
+         refused="is damaged: .*incorrect data check"),
+    Case("TIF", "cut short", "refused",
+         lambda path: path.write_bytes(b"II*\0" + struct.pack("<IHHHIII", 8, 1, 259, 4, 1, 1, 0)), "a.tif",
+         refused="is cut short or damaged"),
     Case("TIF", "several pages", "a volume, as stored", pages, "a.tif"),
     Case("TIF", "pages of several sizes", "refused", pyramid, "a.tif", refused="holds 2 pages that differ"),
     *(Case(name[1:].upper(), "palette", "its colours; of a label map the numbers", palette, f"a{name}",
@@ -326,6 +357,8 @@ CASES = (
     Case("NPZ", "several arrays, none named image", "refused",
          lambda path: np.savez(path, y=np.zeros((4, 4)), x=PHANTOM), "a.npz",
          refused=r"holds several arrays \(y, x\), none of them named image"),
+    Case("NPZ", "the label's array alone", "refused", lambda path: np.savez(path, label=PHANTOM), "a.npz",
+         refused="holds the array label alone, and none named image"),
     Case("NPY", "cut short", "refused", cut_short, "a.npy", refused="is cut short: it has 607 of 608 bytes"),
 )  # fmt: skip
 IDS = [f"{case.file}, {case.property}" for case in CASES]

@@ -146,7 +146,8 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
         },
         "class_names": {},
         "columns": [],
-            "unlabelled": 1,
+        "unlabelled": 1,
+        "unused_keys": {},
         "problems": [
             "images are of another kind than most, which have 3 dimensions and 1 channel: "
             f"{images / 'copy.nii'} (3 dimensions and 3 channels), {images / 'two.nii'} (3 dimensions and 2 "
@@ -373,6 +374,13 @@ def test_lists_that_are_not_used_are_named(tmp_path: Path) -> None:
         "holds out a part",
         "the list 'testing' is not used (entries: 1): call the list 'test'",
     ]
+
+
+def test_keys_that_are_not_used_are_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.eye(2, 9))
+    surveyed = survey_entries(tmp_path, *({"image": "a.npy", "label": label, "age": 7} for label in (0, 1)))
+    assert surveyed["unused_keys"] == {"age": 2}
+    assert surveyed["warnings"] == []
 
 
 @pytest.mark.parametrize(("lengths", "warned"), [((100, 210), True), ((100, 100), False)])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from fakes.founder_amendments import amend
 from fakes.governed import GovernedFederation
@@ -128,6 +129,54 @@ def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
     finding = run_check()["data"]
     assert finding.verdict == "failure"
     assert "images with the same content are in training and in test" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("labels", "share", "said"),
+    [
+        ([1, 1], 0.0, "all are of class 1, so that no AUC can be had"),
+        ([0, 1], 0.0, ""),
+        ([0, 1], 0.2, "of class 0, 1, validation_share = 0.2 holds out nobody"),
+        ([0, 1], 0.5, ""),
+    ],
+)
+def test_a_metric_that_cannot_be_had_is_named_before_round_1(
+    enrolled: LocalFederation, folder: SiteFolder, write_data: Callable[..., None], labels: list[int], share: float,
+    said: str,
+) -> None:  # fmt: skip
+    write_data(folder, test=[{"image": f"{4 + index}.npz", "label": label} for index, label in enumerate(labels)])
+    federation, site, _ = startup.load(folder)
+    site = site.model_copy(update={"data": site.data.model_copy(update={"validation_share": share})})
+    finding, *_ = local.check_data(federation, site)
+    assert finding.verdict == ("warning" if said else "ok")
+    assert said in finding.remedy
+
+
+def test_a_class_without_a_test_sample_is_named(folder: SiteFolder, write_data: Callable[..., None]) -> None:
+    write_data(folder)
+    listed = json.loads((folder.path / "datalist.json").read_text())
+    listed["training"][0]["label"] = 2
+    listed["training"].append({**listed["training"][2], "image": "3.npz"})
+    (folder.path / "datalist.json").write_text(json.dumps(listed))
+    federation, site, _ = startup.load(folder)
+    task = federation.task.model_copy(update={"classes": 3})
+    finding, *_ = local.check_data(federation.model_copy(update={"task": task}), site)
+    assert "add test samples of class 2, or the AUC of the test leaves it out" in finding.remedy
+
+
+def test_an_image_that_contradicts_itself_is_named(
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("L", (4, 4)).save(folder.path / "0.png", exif=exif)
+    listed = json.loads((folder.path / "datalist.json").read_text())
+    listed["training"][0]["image"] = "0.png"
+    (folder.path / "datalist.json").write_text(json.dumps(listed))
+    finding = run_check()["data"]
+    assert finding.verdict == "warning"
+    assert "0.png is turned as its EXIF tag 3 says: see that its label map is, too" in finding.remedy
 
 
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:

@@ -69,6 +69,12 @@ def test_what_helps_a_maintainer_stays(redaction: Redaction, text: str, said: st
     assert redaction.text(text).startswith(said or text)
 
 
+@pytest.mark.parametrize("text", ["GROSSMANN is unreadable", "grossmann", "Gro\u00dfmann", '"Gro\\u00dfmann"'])
+def test_a_name_is_found_whose_letters_change_with_their_case(text: str) -> None:
+    said = Redaction(FOLDER, ("Gro\u00dfmann",), kept=(), hosts=None).text(text)
+    assert "mann" not in said.casefold(), said
+
+
 def test_the_user_of_a_url_is_taken_out_and_values_of_secret_keys() -> None:
     redaction = Redaction(FOLDER, (), kept=(), hosts=None)
     assert redaction.text("dials http://me:word@gate:3128 now") == "dials http://<user>@gate:3128 now"

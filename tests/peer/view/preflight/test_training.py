@@ -29,6 +29,12 @@ def test_a_file_that_cannot_be_read_is_named(run_check: RunCheck) -> None:
     assert finding.remedy.startswith("replace it, or take it out of the datalist")
 
 
+def test_label_maps_that_lose_a_class_are_worth_a_warning(run_check: RunCheck) -> None:
+    finding = run_check("class lost")["label maps"]
+    assert (finding.verdict, finding.message) == ("warning", "at [data] input_size nothing is left")
+    assert "input_size" in finding.remedy
+
+
 def test_bf16_without_a_gpu_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder, edit: Edit) -> None:
     edit(folder.site_toml, r"\[training\]\n", '[training]\nprecision = "bf16"\n')
     finding = run_check("works")["worker"]

@@ -225,10 +225,28 @@ def test_a_damaged_slice_is_a_fault_of_its_series_and_no_shorter_volume(
     assert len(training(tmp_path)) == 3
 
 
-def test_secondary_images_beside_a_scan_are_left_out_unless_a_series_is_named(
-    pacs: Path, tmp_path: Path, import_source: Import
+@pytest.mark.parametrize("at", [200, 400])
+def test_an_outermost_slice_that_is_cut_short_makes_no_shorter_volume(
+    pacs: Path, tmp_path: Path, import_source: Import, at: int
 ) -> None:
-    screen = {"ImageType": ["DERIVED", "SECONDARY", "SCREEN SAVE"], "SeriesDescription": "screen", "Modality": "CT"}
+    for path in (pacs / "1.1" / "4.dcm", pacs / "flat" / "IM.0004"):
+        path.write_bytes(path.read_bytes()[:at])
+    with pytest.raises(DataError, match=r"4.dcm cannot be read, and lies among its slices; .*IM.0004 cannot be read"):
+        import_source(pacs, labels=tmp_path / "labels.csv")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"ImageType": ["DERIVED", "SECONDARY", "SCREEN SAVE"]},
+        {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.7"},
+        {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.7.4", "ImageType": ["DERIVED", "PRIMARY"]},
+    ],
+)
+def test_secondary_images_beside_a_scan_are_left_out_unless_a_series_is_named(
+    pacs: Path, tmp_path: Path, import_source: Import, kind: dict[str, Any]
+) -> None:
+    screen = {**kind, "SeriesDescription": "screen", "Modality": "CT"}
     export(pacs / "screen" / "1.dcm", patient="001", series="1.9", **screen)
     answer = import_source(pacs, labels=tmp_path / "labels.csv", test_share=0.0)
     assert {row["reason"] for row in answer["left_out"]} >= {"secondary image (CT), which only --series takes"}
