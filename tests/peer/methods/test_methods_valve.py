@@ -21,13 +21,14 @@ import models
 from fakes.two_layers import TwoLayers
 from models.moe import Expert, Mixture
 from peer.core.plan import Learning
-from peer.methods.method import HEAD, Batch, Record, Stage, Step, visitor_name
+from peer.methods.method import HEAD, VISITOR, Batch, Record, Stage, Step, visitor_name
 from peer.methods.registry import PLANS
 
 NOISED: dict[str, tuple[str, ...] | str] = {
     "local": "sends nothing",
     "fedskd": "its similarity loss compares the samples of several people",
     "fedvisit": ("dam", "visitor"),
+    "fedvisit_twin": ("twin", "visitor"),
     "mh_pflid": ("dam", "messenger", "receiver", "transmitter"),
     "feddal": ("dam", "proxy"),
     "dflmoe": ("dam", "mixture"),
@@ -143,8 +144,9 @@ def mixture(site: str, head: nn.Module) -> Mixture:
 def perturb(site: Any, names: Iterable[str]) -> None:
     """Move every tensor of the networks far."""
     draw = torch.Generator().manual_seed(6)
+    visitors = nn.ModuleDict(site.context.received) if VISITOR in names else None
     for name in names:
-        module = site.context.dam.head if name == HEAD else site.context.networks[name]
+        module = {HEAD: site.context.dam.head, VISITOR: visitors}.get(name) or site.context.networks[name]
         for tensor in module.state_dict().values():
             if tensor.is_floating_point():
                 tensor.add_(torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype) * 2)
@@ -222,6 +224,7 @@ def test_what_leaves_does_not_depend_on_what_trains_without_noise(make_scene: An
 def test_there_are_networks_without_noise_to_depend_on(make_scene: Any) -> None:
     without = {name: set(make_scene(name).context.networks) - PLANS[name].noised - PINNED for name in PRIVATE}
     assert {name: networks for name, networks in without.items() if networks} == {
+        "fedvisit_twin": {"dam"},
         "ditto": {"dam"},
         "apfl": {"dam", "share"},
         "fedsm": {"personals"},
