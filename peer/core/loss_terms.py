@@ -16,6 +16,7 @@ NETWORKS: Mapping[str, str] = {
     "mixture": "the mixture",
     "mixed": "the mixture",
     "global": "the global model",
+    "twin": "the twin",
     "calibration": "the calibrated prediction",
     "personal": "the personal model",
 }
@@ -58,7 +59,7 @@ TERMS: Mapping[str, str] = {
     "public_spread": "spread of the public predictions",
 }
 """All other terms."""
-PAIR = re.compile(r"kl_(.+)_from_(.+)")
+PAIR = re.compile(r"(?:kl|l1)_(.+)_from_(.+)")
 """A term between two of several networks: the first learns from the second."""
 
 

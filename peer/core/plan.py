@@ -146,6 +146,8 @@ class Plan:
         keeps: the part that stays of a network that leaves in part, if no other name in ``learning`` says it.
         learning: by stage, its optimiser steps on a batch. Without it, a federation with noise refuses the plan. Losses
             of one step that share no network may be two entries.
+        personal: the networks that stay and train without noise; a plan in which what travels learns from one is
+            refused.
         couples: the parameters, each with the values, for which a loss of one person depends on the data of others:
             compared samples, the classes of the site, their number.
         unnoised: why no noise makes private what the method sends; empty if it does.
@@ -182,6 +184,7 @@ class Plan:
     travels: tuple[str, ...] = ()
     keeps: str = ""
     learning: Mapping[str, tuple[Learning, ...]] = field(default_factory=dict)
+    personal: tuple[str, ...] = ()
     couples: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     unnoised: str = ""
     sensitivity: float = 0.0
@@ -212,6 +215,8 @@ class Plan:
             raise ValueError(f"learning names the stages {sorted(self.learning)}, the table has {sorted(self.stages)}")
         if self.learning and (unknown := set(self.travels) - self._changed):
             raise ValueError(f"travels: no stage whose results may leave changes the network {min(unknown)!r}")
+        if read := self.noised.intersection(self.personal):
+            raise ValueError(f"personal: what travels learns from the network {min(read)!r}, which has no noise")
         if self.sensitivity and (self.artifact != "sums" or self.published not in self.stages):
             raise ValueError("sensitivity is of sums that a stage publishes")
         if self.everybody and not self.sensitivity:

@@ -31,8 +31,8 @@ def visitor_name(origin: str) -> str:
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
 """Names of the local networks beside the local model, by method."""
 
-GLOBAL, HEAD = "global", "head"
-"""The averaged model beside a personal one of the same architecture; the local model's head if it trains alone."""
+GLOBAL, TWIN, HEAD = "global", "twin", "head"
+"""The averaged or the visiting model beside a personal one; the local model's head if it trains alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
 from peer.methods.fedsm.plan import FEDSM
-from peer.methods.fedvisit.plan import FEDVISIT
+from peer.methods.fedvisit.plan import FEDVISIT, FEDVISIT_TWIN
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.lc_fed.plan import LC_FED
 from peer.methods.local.plan import LOCAL
@@ -38,6 +38,7 @@ PLANS: dict[str, Plan] = {
     "local": LOCAL,
     "fedskd": FEDSKD,
     "fedvisit": FEDVISIT,
+    "fedvisit_twin": FEDVISIT_TWIN,
     "mh_pflid": MH_PFLID,
     "feddal": FEDDAL,
     "dflmoe": DFLMOE,

@@ -104,7 +104,7 @@ class ArtifactExchange:
             else:
                 self._read_module(source, allow=allow)
         except UnusableArtifact as error:
-            table = "[model]" if network is self._networks.dam else "[shared_model]"
+            table = "[model]" if network.spec == self._networks.dam.spec else "[shared_model]"
             raise UnusableConfigurationError(
                 f"{table} {network.spec['name']} would be refused by other sites: {error}"
             ) from error

@@ -254,22 +254,22 @@ class Trainer:
         return exchange.average(command.sources, samples=samples, sent=command.sent)
 
     def _merge(self, command: commands.Aggregate, name: str, work: str, *, steps: int) -> dict[str, Any]:
-        """Average the local model with its copies that other sites trained; keep its optimiser's moments."""
+        """Average the model that travels with its copies that other sites trained; keep its optimiser's moments."""
         self.site_networks.load(command.base)
-        dam, returned, left = self.site_networks.dam, list[tuple[Source, Network]](), State()
+        own, returned, left = self.site_networks.artifact_network, list[tuple[Source, Network]](), State()
         if command.sources and command.sent is not None:
             sent, _ = self.artifact_exchange.receive(command.sent)
             left = state_of(sent)
             for source in command.sources:
                 network, _ = self.artifact_exchange.receive(source)
-                if not isinstance(network, Network) or network.spec != dam.spec:
+                if not isinstance(network, Network) or network.spec != own.spec:
                     raise UnusableArtifact(source, "it is not of this site's [model]")
                 self._probe.check_return(source, network, sent)
                 returned.append((source, network))
         state = self.artifact_exchange.merge(returned, left)
         self.site_networks.invalidate()
-        dam.load_state_dict(state, strict=False)
-        artifact = self._send(dam, owner=self.settings.site, steps=steps)
+        own.load_state_dict(state, strict=False)
+        artifact = self._send(own, owner=self.settings.site, steps=steps)
         contributors = sorted({self.settings.site, *(source.origin for source, _ in returned)})
         record = {"work": work, "steps": steps, "artifact": to_json(artifact), "sha256": artifact.sha256}
         record |= {"contributors": contributors, "cut": {}}

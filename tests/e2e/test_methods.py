@@ -63,6 +63,7 @@ PAIRS = frozenset(
         "fedproto",
         "fedskd",
         "fedvisit",
+        "fedvisit_twin",
         "kt_pfl",
         "mh_pflid",
         "pooled_head",

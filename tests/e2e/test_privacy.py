@@ -142,6 +142,34 @@ def test_sums_have_shared_noise_under_masks(
         assert shown["noise"]["count_error"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_twin_visits_and_the_personal_model_stays_through_a_kill(
+    found: Callable[..., LocalFederation], assert_simulated: Callable[..., None], tools: Any
+) -> None:
+    """Twin and visiting twins of a stage are charged once; the simulator, which nobody kills, has the same bits."""
+    with found(
+        sites=SITES,
+        rounds=2,
+        method="fedvisit_twin",
+        stages=STAGES,
+        models={name: MODEL.format(table="[model.parameters]\n") for name in SITES},
+    ) as loopback:
+        for name in SITES:
+            path = loopback.folder(name).site_toml
+            path.write_text(path.read_text() + f'\n[privacy]\npopulation = "{name}"\n')
+        tools.start(loopback, SITES)
+        tools.wait_until(lambda: any(kind == "opened" and at == 1 for kind, at, _ in tools.rows(loopback, "asia")))
+        loopback.kill("asia")
+        loopback.start("asia", "--resume", "require")
+        tools.finish_well(loopback)
+    for name in SITES:
+        trained = [each for each in tools.transfers(loopback, name) if "spent" in each]
+        assert {each["kind"] for each in trained} == {"proxy", "return"}
+        assert max(each["spent"]["epsilon"] for each in trained) == pytest.approx(EPSILON, abs=1e-3)
+        assert [len(record["returned"]) for record in tools.records(loopback, name)] == [len(SITES) - 1] * 2
+    assert len(entries(loopback)) == 2 * len(SITES)
+    assert_simulated(loopback)
+
+
 def test_kill_9_in_training_spends_nothing_twice_and_changes_no_bit(
     calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:

@@ -344,7 +344,7 @@ def defaults_of(study: str) -> StudyDefaults:
 def problem(study: str, method: str) -> str | None:
     """Return the reason why a method does not fit a study; None if it fits."""
     plan, kind = PLANS[method_of(method)], STUDIES[study]["task"]["kind"]
-    if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
+    if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model" or plan.pattern == "visit"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"
     if not plan.predicts:
         return f"{method} trains no model"

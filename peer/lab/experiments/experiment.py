@@ -465,7 +465,7 @@ class Experiment(StrictTable):
         shared = method.shared_model
         if shared is None and plan.shared == "itself":
             shared = self.model(network_set, site)
-        elif shared is None and plan.artifact in ("proxy", "messenger"):
+        elif shared is None and plan.shared == "beside" and plan.artifact in ("proxy", "messenger"):
             shared = self.proxy if plan.artifact == "proxy" else self.messenger
         return None if shared is None else shared.model_dump()
 

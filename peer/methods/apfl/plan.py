@@ -22,4 +22,5 @@ APFL = replace(
     source="APFL, arXiv 2003.13461, without its server",
     travels=("global",),
     learning={"train": (Learning(("global",)), Learning(("dam", "share"), reads=("global",)))},
+    personal=("dam", "share"),
 )

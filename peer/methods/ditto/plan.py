@@ -18,4 +18,5 @@ DITTO = replace(
     source="Ditto, ICML 2021, without its server",
     travels=("global",),
     learning={"train": (Learning(("global",)), Learning(("dam",), reads=("global",)))},
+    personal=("dam",),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import DICE_CE
 
@@ -28,11 +30,32 @@ FEDVISIT = Plan(
         "temperature": Parameter(1.0, "divides the logits of both models in that", 0.01, 100.0),
         "gamma": Parameter(1.0, "weight of the similarity distillation", 0.0),
         "header": Parameter("open", "whether the visiting model's header trains", choices=("open", "frozen")),
-        "merge_weight": Parameter(0.5, "weight of a returned copy in the average; the local model has 1", 0.01, 100.0),
+        "merge_weight": Parameter(
+            0.5, "weight of a returned copy in the average; the model that stayed has 1", 0.01, 100.0
+        ),
         **DICE_CE,
     },
     source="ours; nearest is DFML, arXiv 2402.01863",
     travels=("dam", "visitor"),
     learning={"train": (Learning(("dam", "visitor")),)},
     couples={"distillation": ("similarity", "both")},
+)
+
+FEDVISIT_TWIN = replace(
+    FEDVISIT,
+    implementation="peer.methods.fedvisit.stages:FEDVISIT_TWIN",
+    artifact="proxy",
+    state="the whole twin, and each visiting twin as this site trained it: parameters and buffers",
+    never_leaves=("model", "head"),
+    parameters={
+        "visits": FEDVISIT.parameters["visits"],
+        "kd": Parameter(1.0, "weight of twin and visiting twin learning each other's predictions", 0.0),
+        "personal_kd": Parameter(1.0, "weight of the local model learning the predictions of each of both", 0.0),
+        **{name: FEDVISIT.parameters[name] for name in ("temperature", "merge_weight", "segmentation_loss")},
+    },
+    source="ours; FedVisit beside a personal model",
+    travels=("twin", "visitor"),
+    learning={"train": (Learning(("twin", "visitor")), Learning(("dam",), reads=("twin", "visitor")))},
+    personal=("dam",),
+    couples={},
 )

@@ -19,6 +19,12 @@ the distillation's weight cyclically; here each site hosts as many models as it 
 a time, under one weight. The form of a visit, :math:`L_{SKD}` and the frozen header are FedSKD's
 (arXiv 2503.18981), whose visitor is discarded.
 
+``fedvisit_twin`` has a twin of the local model in place of :math:`M_i`: the twin travels, visits and is averaged. The
+local model :math:`P_i` stays, and learns from the labels, the twin and the visitor; neither learns from it:
+
+.. math:: L_P = \mathrm{CE}(P_i(x), y) + k_P \tau^2 \left[\mathrm{KL}\!\left(q_i \Vert p_i\right)
+          + \mathrm{KL}\!\left(\tilde q_j \Vert p_i\right)\right]
+
 The visitor's Adam ends with the visit; the local one keeps its moments from round to round, through
 the average. Without class distributions (super-resolution), the mean absolute difference of the
 images takes the place of the divergence.
@@ -26,6 +32,7 @@ images takes the place of the divergence.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +41,20 @@ from torch import Tensor
 from losses import distillation_l1, forward_kl
 from models import Network, Output
 from peer.methods.fedskd import stages as fedskd
-from peer.methods.method import DAM, VISITOR, Batch, Forward, Method, Stage, StageContext, Step, Term, visitor_name
+from peer.methods.method import (
+    DAM,
+    TWIN,
+    VISITOR,
+    Batch,
+    BuildContext,
+    Forward,
+    Method,
+    Stage,
+    StageContext,
+    Step,
+    Term,
+    visitor_name,
+)
 from peer.methods.supervised import class_logits, has_classes, stage_loss, supervised_stage
 
 COMPARED = {
@@ -66,7 +86,7 @@ def train(context: StageContext) -> Stage:
 def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
     """Build the losses of the steps that the visitor of this name takes beside the local model."""
     parameters, loss = context.parameters, stage_loss(context)
-    distillation, temperature = parameters["distillation"], float(parameters["temperature"])
+    distillation = parameters["distillation"]
     kd = float(parameters["kd"]) if distillation in ("logits", "both") else 0.0
     gamma = float(parameters["gamma"]) if distillation in ("similarity", "both") else 0.0
 
@@ -76,19 +96,67 @@ def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapp
             f"{loss.name}_{DAM}": Term(loss.loss(dam.prediction.float(), batch.targets)),
             f"{loss.name}_{VISITOR}": Term(loss.loss(visitor.prediction.float(), batch.targets)),
         }
-        if kd > 0 and not has_classes(context.task):
-            terms["l1_from_visitor"] = Term(distillation_l1(visitor.prediction, dam.prediction), kd)
-            terms["l1_from_dam"] = Term(distillation_l1(dam.prediction, visitor.prediction), kd)
-        elif kd > 0:
-            own, other = (class_logits(context.task, each.prediction) / temperature for each in (dam, visitor))
-            terms["kl_from_visitor"] = Term(forward_kl(other, own), kd * temperature**2)
-            terms["kl_from_dam"] = Term(forward_kl(own, other), kd * temperature**2)
+        if kd > 0:
+            measure = "kl" if has_classes(context.task) else "l1"
+            terms[f"{measure}_from_{VISITOR}"] = _distil(context, visitor.prediction, dam.prediction, kd)
+            terms[f"{measure}_from_{DAM}"] = _distil(context, dam.prediction, visitor.prediction, kd)
         if gamma > 0:
             similarity: Mapping[str, Tensor] = fedskd.similarity(dam.taps, visitor.taps, batch.masks, COMPARED)
             terms |= {key: Term(value, gamma) for key, value in similarity.items()}
         return terms
 
     return losses
+
+
+def _distil(context: StageContext, teacher: Tensor, student: Tensor, weight: float) -> Term:
+    """Build the term by which a prediction learns another, which is a constant."""
+    if not has_classes(context.task):
+        return Term(distillation_l1(teacher, student), weight)
+    temperature = float(context.parameters["temperature"])
+    teacher, student = (class_logits(context.task, each) / temperature for each in (teacher, student))
+    return Term(forward_kl(teacher, student), weight * temperature**2)
+
+
+def train_twin(context: StageContext) -> Stage:
+    """Train local model and twin throughout, and each visitor for its share of the steps."""
+    own: dict[str, Any] = {DAM: context.dam, TWIN: context.networks[TWIN]}
+    visitors = {visitor_name(origin): visitor for origin, visitor in context.received.items()}
+    steps = [Step((*own, name), _twin_losses(context, TWIN, name)) for name in visitors]
+    steps = steps or [Step(tuple(own), _twin_losses(context, TWIN))]
+    return Stage(own | visitors, tuple((step,) for step in steps), divides=True)
+
+
+def _twin_losses(context: StageContext, *travelling: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
+    """Build the losses of a step: all learn from the labels and from those that travel, none from the local model."""
+    loss, measure = stage_loss(context), "kl" if has_classes(context.task) else "l1"
+    weights = dict.fromkeys(travelling, float(context.parameters["kd"]))
+    weights[DAM] = float(context.parameters["personal_kd"])
+
+    def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        predictions = {name: forward(name, batch.images).prediction for name in (DAM, *travelling)}
+        terms = {
+            f"{loss.name}_{_plain(name)}": Term(loss.loss(prediction.float(), batch.targets))
+            for name, prediction in predictions.items()
+        }
+        for student, weight in weights.items():
+            for teacher in travelling:
+                if teacher != student and weight > 0:
+                    name = f"{measure}_{_plain(student)}_from_{_plain(teacher)}"
+                    terms[name] = _distil(context, predictions[teacher], predictions[student], weight)
+        return terms
+
+    return losses
+
+
+def _plain(name: str) -> str:
+    """Return a network's name without the visitor's origin, which changes from round to round."""
+    return name.partition("-")[0]
+
+
+def build_twin(context: BuildContext, networks: Mapping[str, Any]) -> Network:
+    """Build the twin: a copy of the local model as it starts."""
+    twin: Network = copy.deepcopy(networks[DAM])
+    return twin
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
@@ -109,3 +177,4 @@ def check_received(own: Output, received: Output, parameters: Mapping[str, Any])
 
 
 FEDVISIT = Method(stages={"train": train}, check_local=check_local, check_received=check_received)
+FEDVISIT_TWIN = Method(stages={"train": train_twin}, local_networks={TWIN: build_twin}, artifact_network=TWIN)

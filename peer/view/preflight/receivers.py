@@ -18,19 +18,20 @@ def check_receivers(federation: FederationConfig, site: SiteConfig, own: SiteNam
     the local network leave for evaluation sends it for training, too.
     """
     plan, others = federation.plan, ", ".join(federation.roster.others(own))
-    if not others or plan.artifact not in ("model", "head"):
+    sends_whole = plan.artifact == "model" or plan.pattern == "visit"  # a visiting twin is of [model], too
+    if not others or not (sends_whole or plan.artifact == "head"):
         return
     # A site takes a network that is its own without permission.
     one_network = federation.shared_model is not None and plan.shared != "beside"
     if not one_network:
-        yield from _check_network(federation, site, others)
-    if plan.artifact == "model" and (site.model.adapters or site.model.freeze):
+        yield from _check_network(federation, site, others, whole=sends_whole)
+    if sends_whole and (site.model.adapters or site.model.freeze):
         yield _check_weights(site, others, one_network=one_network)
 
 
-def _check_network(federation: FederationConfig, site: SiteConfig, others: str) -> Iterator[Finding]:
+def _check_network(federation: FederationConfig, site: SiteConfig, others: str, *, whole: bool) -> Iterator[Finding]:
     """Check whether other sites build a network of this name."""
-    name, whole, remedy = site.model.name, federation.plan.artifact == "model", "take one of `mhfl-peer models`"
+    name, remedy = site.model.name, "take one of `mhfl-peer models`"
     if MODULE_CLASS.fullmatch(name) is not None:
         if not whole:
             text = f"of {name}, {others} get the head, and need no class if it is one linear or 1x1 layer"

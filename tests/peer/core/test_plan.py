@@ -57,6 +57,21 @@ def test_the_network_from_which_a_table_is_computed_trains_with_noise() -> None:
     assert plan.noised_steps({"train": 10}, rounds=3) == 30  # a table takes no step
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (Learning(("twin", "visitor"), reads=("dam",)), Learning(("dam",))),
+        (Learning(("dam", "twin", "visitor")),),
+        (Learning(("twin", "visitor"), reads=("head",)), Learning(("head",), reads=("dam",)), Learning(("dam",))),
+    ],
+)
+def test_a_twin_that_learns_from_the_personal_model_is_refused_at_load(steps: tuple[Learning, ...]) -> None:
+    plan = PLANS["fedvisit_twin"]
+    assert (plan.noised, plan.noised_at_home) == ({"twin", "visitor"}, ())
+    with pytest.raises(ValueError, match="personal: what travels learns from the network 'dam', which has no noise"):
+        replace(plan, learning={"train": steps})
+
+
 def test_a_plan_without_a_declaration_takes_no_noise() -> None:
     reason = "does not declare what its stages learn from (`learning` and `travels` of its plan)"
     assert sends_a_student(learning={}, travels=()).noise_problem({}) == reason
@@ -97,6 +112,7 @@ def test_steps_with_noise_are_counted_for_each_stage_that_takes_some() -> None:
     assert PLANS["fedrep"].noised_steps(counts, rounds=2) == 34
     assert PLANS["lc_fed"].noised_steps(counts, rounds=2) == 34
     assert PLANS["ditto"].noised_steps({"train": 5}, rounds=2) == 10
+    assert PLANS["fedvisit_twin"].noised_steps({"train": 5}, rounds=2) == 10
     assert PLANS["feddal"].noised_steps({"train": 5}, rounds=2) == 20
 
 

@@ -21,7 +21,7 @@ import models
 from fakes.two_layers import TwoLayers
 from models.moe import Expert, Mixture
 from peer.core.plan import Learning
-from peer.methods.method import HEAD, Batch, Record, Stage, Step, visitor_name
+from peer.methods.method import HEAD, VISITOR, Batch, Record, Stage, Step, visitor_name
 from peer.methods.registry import PLANS
 from peer.train.valve import hand_over
 
@@ -29,6 +29,7 @@ NOISED: dict[str, tuple[str, ...] | str] = {
     "local": "sends nothing",
     "fedskd": "its similarity loss compares the samples of several people",
     "fedvisit": ("dam", "visitor"),
+    "fedvisit_twin": ("twin", "visitor"),
     "mh_pflid": ("dam", "messenger", "receiver", "transmitter"),
     "feddal": ("dam", "proxy"),
     "dflmoe": ("dam", "mixture"),
@@ -144,8 +145,9 @@ def mixture(site: str, head: nn.Module) -> Mixture:
 def perturb(site: Any, names: Iterable[str]) -> None:
     """Move every tensor of the networks far."""
     draw = torch.Generator().manual_seed(6)
+    visitors = nn.ModuleDict(site.context.received) if VISITOR in names else None
     for name in names:
-        module = site.context.dam.head if name == HEAD else site.context.networks[name]
+        module = {HEAD: site.context.dam.head, VISITOR: visitors}.get(name) or site.context.networks[name]
         for tensor in module.state_dict().values():
             if tensor.is_floating_point():
                 tensor.add_(torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype) * 2)
@@ -230,6 +232,7 @@ def test_a_stage_needs_nothing_but_what_its_plan_declares(make_scene: Any, name:
 def test_there_are_networks_without_noise_to_depend_on(make_scene: Any) -> None:
     without = {name: set(make_scene(name).context.networks) - PLANS[name].noised - PINNED for name in PRIVATE}
     assert {name: networks for name, networks in without.items() if networks} == {
+        "fedvisit_twin": {"dam"},
         "ditto": {"dam"},
         "apfl": {"dam", "share"},
         "fedsm": {"personals"},

@@ -3,14 +3,24 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
 from torch import nn
 
+from fakes.canaries import (
+    CANARIES,
+    ERROR,
+    People,
+    Scores,
+    draw_canaries,
+    epsilon_low,
+    measured_mu,
+    right_guesses,
+    split,
+)
 from models import Output
 from peer.core.plan import Work
 from peer.core.privacy import Noise, mu_of
@@ -28,14 +38,12 @@ from peer.train.noise import (
     refuse_batch_norm,
     refuse_changed,
 )
-from peer.train.person_batches import PersonBatches, PersonSamples
 
 CPU = torch.device("cpu")
 KEY = b"k" * 32
 PARTS, WIDTH = 2, 5_000
 STEPS, CLIP, PEOPLE = 25, 0.5, 100
 NOISE = Noise(epsilon=8.0, delta=1e-4, clip=CLIP, people=PEOPLE, steps=STEPS)
-CANARIES = 200
 STANDARD_ERRORS = 2.5
 """The bound for a right mechanism: each test has one fixed draw."""
 
@@ -52,15 +60,8 @@ class Linear(nn.Module):
         return Output(value, (value,), value, value)
 
 
-class People(PersonBatches):
-    """People with one sample each, in place of a site's data."""
-
-    def __init__(self, samples: Mapping[str, torch.Tensor]) -> None:
-        self.samples = samples
-
-    def at(self, step: int) -> Iterator[PersonSamples]:
-        for person, sample in self.samples.items():
-            yield PersonSamples(person, ((Batch(sample[None], torch.zeros(1)), 1.0),))
+def people_of(samples: Mapping[str, torch.Tensor]) -> People:
+    return People({person: Batch(sample[None], torch.zeros(1)) for person, sample in samples.items()})
 
 
 def stage_of(network: nn.Module) -> Stage:
@@ -89,50 +90,21 @@ def released(people: Mapping[str, torch.Tensor], noise: StageNoise, steps: int =
         take()
 
     optimiser.step = step  # type: ignore[method-assign,assignment]
-    list(loop.run(People(people)))
+    list(loop.run(people_of(people)))
     return gradients
 
 
-def scores_of(noise: StageNoise) -> tuple[list[float], list[float]]:
-    """Return the scores of 200 canaries, unit directions each in the data by a coin: of those inside, and outside.
-
-    The score of a canary is its projection.
-    """
-    draw = torch.Generator().manual_seed(5)
-    directions = nn.functional.normalize(torch.randn(CANARIES, PARTS * WIDTH, generator=draw), dim=1)
-    coins = torch.rand(CANARIES, generator=draw) < 0.5
+def scores_of(noise: StageNoise) -> Scores:
+    """Return the scores of 200 canaries, unit directions each in the data by a coin; a score is its projection."""
+    directions, coins = draw_canaries(PARTS * WIDTH)
     people = {str(index): directions[index] * 1000 for index in range(CANARIES) if coins[index]}
     total = torch.stack(released(people, noise)).sum(0)
-    scores = (directions @ total / (NOISE.sigma * CLIP * math.sqrt(STEPS))).tolist()
-    inside = [score for score, coin in zip(scores, coins, strict=True) if coin]
-    outside = [score for score, coin in zip(scores, coins, strict=True) if not coin]
-    return inside, outside
+    return split((directions @ total / (NOISE.sigma * CLIP * math.sqrt(STEPS))).tolist(), coins)
 
 
 def audit(noise: StageNoise) -> float:
     """Return the mu that canaries measure."""
-    inside, outside = scores_of(noise)
-    spread = math.sqrt((statistics.variance(inside) + statistics.variance(outside)) / 2)
-    return (statistics.mean(inside) - statistics.mean(outside)) / spread
-
-
-def epsilon_low(canaries: int, guesses: int, right: int, delta: float) -> float:
-    """Return which epsilon a mechanism has at least, at 95 % confidence, by an attack's right guesses of coins.
-
-    Source: Steinke, Nasr & Jagielski 2023, theorem 5.2.
-    """
-
-    def p_value(epsilon: float) -> float:
-        shares = binom.pmf(range(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
-        below = np.cumsum(shares[right - 1 :: -1]) if right else np.zeros(1)
-        slack = float(np.max(below / np.arange(1, len(below) + 1)))
-        return min(1.0, float(shares[right:].sum()) + 2 * canaries * delta * slack)
-
-    low, high = 0.0, 20.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(middle) <= 0.05 else (low, middle)
-    return low
+    return measured_mu(scores_of(noise))
 
 
 @pytest.mark.parametrize(
@@ -156,15 +128,12 @@ def test_one_run_contradicts_a_guarantee_that_is_sixteen_times_too_small_and_not
     epsilon: float, contradicted: bool
 ) -> None:
     """The noise is that of epsilon 8; an attacker guesses the half with the larger scores."""
-    inside, outside = scores_of(noise_of())
-    median = statistics.median([*inside, *outside])
-    right = sum(score > median for score in inside) + sum(score <= median for score in outside)
+    right = right_guesses(scores_of(noise_of()))
     assert (epsilon_low(CANARIES, CANARIES, right, NOISE.delta) > epsilon) == contradicted
 
 
 def test_canaries_measure_the_claimed_mu() -> None:
-    error = 2 / math.sqrt(CANARIES)
-    assert abs(audit(noise_of()) - mu_of(8.0, 1e-4)) < STANDARD_ERRORS * error
+    assert abs(audit(noise_of()) - mu_of(8.0, 1e-4)) < STANDARD_ERRORS * ERROR
 
 
 def test_the_noise_of_sums_has_its_deviations_and_is_of_one_release_alone() -> None:
@@ -223,7 +192,7 @@ def test_canaries_show_a_mistake(
     monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     mistake(monkeypatch)
-    assert audit(noise_of()) > mu_of(8.0, 1e-4) + STANDARD_ERRORS * 2 / math.sqrt(CANARIES)
+    assert audit(noise_of()) > mu_of(8.0, 1e-4) + STANDARD_ERRORS * ERROR
 
 
 def test_every_tensor_and_every_step_has_noise_of_its_own() -> None:
@@ -307,7 +276,7 @@ def test_nobody_changes_what_another_contributes() -> None:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("peer.train.loop.PrivateSum", Watched)
-            list(loop.run(People(people)))
+            list(loop.run(people_of(people)))
         return added[list(people).index("zoe")]
 
     sample = torch.arange(1.0, 9.0)
@@ -345,6 +314,6 @@ def test_a_frozen_part_stays_as_it_is() -> None:
     stage = dataclasses.replace(stage_of(network), networks={DAM: network, "head": head})
     seed = lambda *parts: derive("stage", *parts)  # noqa: E731
     loop = Loop(stage, Work("step", 1, 0.1), steps=1, device=CPU, precision="fp32", seed=seed, noise=noise_of())
-    list(loop.run(People({"ann": torch.ones(PARTS * WIDTH)})))
+    list(loop.run(people_of({"ann": torch.ones(PARTS * WIDTH)})))
     assert bool((network.parts[0] != 0).all())
     assert bool((network.parts[1] == 0).all())

@@ -31,7 +31,7 @@ def private(make: MakeSetting, method: str = "fedavg", *, key: bytes = b"k" * 32
     shared = {"name": "resnet10", **parts.pop("hyper", GROUP)}
     model = {"name": "resnet10", "parameters": {name: value for name, value in shared.items() if name != "name"}}
     noise = parts.pop("noise", NOISE)
-    setting = make(method={"name": method}, shared_model=shared, model=model, **parts)
+    setting = make(method={"name": method, **parts.pop("parameters", {})}, shared_model=shared, model=model, **parts)
     budget = str(Path(setting.home).parent / ".privacy")
     return dataclasses.replace(
         setting, federation={**setting.federation, "privacy": noise}, noise_key=key.hex(), budget_folder=budget
@@ -136,11 +136,16 @@ def test_what_exceeds_the_account_is_marked(make_setting: MakeSetting) -> None:
     assert [(each.exceeded, each.epsilon < 4) for each in spent if each is not None] == [(False, True), (True, True)]
 
 
-def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> None:
-    """Ditto's personal network: another secret changes the global one alone in the first round."""
+@pytest.mark.parametrize(
+    ("method", "sent", "parameters"), [("ditto", "global", {}), ("fedvisit_twin", "twin", {"personal_kd": 0.0})]
+)
+def test_what_never_leaves_trains_without_noise(
+    make_setting: MakeSetting, method: str, sent: str, parameters: dict[str, Any]
+) -> None:
+    """In the first round, another secret changes the network alone that is sent."""
     states = []
     for key in (b"k" * 32, b"j" * 32):
-        setting = private(make_setting, "ditto", key=key)
+        setting = private(make_setting, method, key=key, parameters=parameters)
         forget(setting)
         trainer = Trainer(setting)
         event: Any = trainer.perform(commands.Initialise(generation=1, attempt=1))
@@ -148,7 +153,7 @@ def test_what_never_leaves_trains_without_noise(make_setting: MakeSetting) -> No
         states.append({name: dict(each.state_dict()) for name, each in trainer.site_networks.networks.items()})
     first, second = states
     assert all((first["dam"][name] == second["dam"][name]).all() for name in first["dam"])
-    assert any((first["global"][name] != second["global"][name]).any() for name in first["global"])
+    assert any((first[sent][name] != second[sent][name]).any() for name in first[sent])
 
 
 def test_batch_norm_is_refused(make_setting: MakeSetting) -> None:

@@ -26,7 +26,10 @@ IMAGES = torch.randn(SAMPLES, 2, 12, generator=torch.Generator().manual_seed(0))
 CLASSES = Batch(IMAGES, torch.arange(SAMPLES) % 3)
 LABEL_MAPS = Batch(IMAGES, torch.arange(SAMPLES * 12).reshape(SAMPLES, 12) % 3)
 REGIONS = torch.rand(3, 12, generator=torch.Generator().manual_seed(1))
-TEACHERS = {"fedskd": 1, "fedvisit": 2, "feddf": 2, "dfml": 2, "dflmoe": 2, "dflmoe_models": 2, "dflmoe_averaged": 2}
+TEACHERS = {
+    "fedskd": 1, "fedvisit": 2, "fedvisit_twin": 2, "feddf": 2, "dfml": 2, "dflmoe": 2, "dflmoe_models": 2,
+    "dflmoe_averaged": 2,
+}  # fmt: skip
 
 
 class Plain(models.Network):

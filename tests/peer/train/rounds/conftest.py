@@ -41,7 +41,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
     "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
     "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
-    "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {},
+    "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {}, "fedvisit_twin": {},
     "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
     "apfl": {"shared_model": SHARED}, "dfml": {}, "fedmd": {}, "kt_pfl": {}, "lc_fed": {},
     "feddf": {}, "pfeddf": {}, "ds_pfl": {}, "fedsm": {"shared_model": SHARED, "roster": SITES},

@@ -107,6 +107,7 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
+        ("fedvisit_twin", "proxy", "dam"),
         pytest.param("ditto", "proxy", "dam", marks=pytest.mark.nightly),
         ("fedproto", "prototype", "dam"),
         pytest.param("fedmd", "prediction", "dam", marks=pytest.mark.nightly),

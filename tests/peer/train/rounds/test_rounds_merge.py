@@ -124,6 +124,23 @@ def test_a_return_that_is_none_is_refused_and_the_others_are_merged(home: Any) -
     assert merge(together, gamma).contributors == ("alpha", "gamma")
 
 
+def test_the_twin_is_averaged_and_the_personal_model_is_not(sites: Any) -> None:
+    together = sites("fedvisit_twin")
+    sources = returns(together)
+    before = {name: together.state_of("alpha", name) for name in ("dam", "twin")}
+    event = merge(together, *sources.values())
+    assert (event.artifact.kind, event.artifact.owner, event.contributors) == ("proxy", "alpha", SITES)
+    copies = [state(together, source.artifact) for source in sources.values()]
+    merged, personal = (together.state_of("alpha", name) for name in ("twin", "dam"))
+    for name, value in before["twin"].items():
+        assert torch.equal(personal[name], before["dam"][name]), name
+        assert torch.equal(state(together, event.artifact)[name], merged[name]), name
+        if value.is_floating_point():
+            total = value.double() + 0.5 * (copies[0][name].double() + copies[1][name].double())
+            assert torch.equal(merged[name], (total / 2).to(value.dtype)), name
+    assert not any(torch.equal(value, merged[name]) for name, value in personal.items() if value.ndim > 1)
+
+
 def test_in_dfml_the_returns_replace_the_model_that_stayed(sites: Any) -> None:
     together = sites("dfml")
     beta, gamma = returns(together).values()

@@ -24,7 +24,7 @@ SITES = ("alpha", "beta", "gamma")
 SIZES = {"spatial_dims": 1, "in_channels": 2, "classes": 2}
 LIKE_THESE = (
     "fedvisit", "dflmoe", "fedprox", "fedbn", "fedrep", "scaffold", "ditto", "apfl", "lg_fedavg", "dfml",
-    "dflmoe_models",
+    "dflmoe_models", "fedvisit_twin",
 )  # fmt: skip
 ADAPTERS = {"layers": ["layer1", "layer2"], "rank": 2, "alpha": 4.0}
 

@@ -31,7 +31,7 @@ def test_a_network_that_all_take_is_no_finding(folder: SiteFolder) -> None:
     assert findings(folder, "mh_pflid", name="mine:Net") == [], "a messenger is sent"
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedvisit", "dflmoe_models"])
+@pytest.mark.parametrize("method", ["fedskd", "fedvisit", "fedvisit_twin", "dflmoe_models"])
 def test_a_class_that_others_must_allow_is_named_with_the_key(folder: SiteFolder, method: str) -> None:
     federation, _, own = startup.load(folder)
     (finding,) = findings(folder, method, name="mine:Net")
