@@ -8,7 +8,7 @@ from typing import Any
 FLOWCHART = re.compile(r"^flowchart TD\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("losses", "models", "peer")
 GROUND = frozenset({"allocator", "classification", "documents", "errors", "extras", "files", "landlock"})
-GROUND |= {"cohorts", "quantities", "regression", "survival", "web_page"}
+GROUND |= {"cohorts", "quantities", "regression", "stop_signals", "survival", "web_page"}
 GROUND |= {"__init__", "__main__", "__version__"}
 """Modules of ``peer`` itself that every package may import, and the command: the drawing leaves them out."""
 
