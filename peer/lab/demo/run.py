@@ -83,20 +83,7 @@ def run(
     watch(DemoProgress(f"preparing the data: {experiment.data.dataset}"))
     pool = gather(experiment, folder / "data")
     runs = {prepared.document["method"]: prepared for prepared in build_runs(experiment, pool, folder / "runs")}
-    simulated: dict[str, DemoMethod] = {}
-    federations: dict[str, LocalFederation] = {}
-    for label in experiment.methods:
-        runs[label].write()
-        if label == CENTRALISED:
-            simulated[label] = train_simulated(experiment, runs[label], watch)
-        else:
-            federations[label] = _run_federation(folder, experiment, runs[label], pool, watch)
-    watch(DemoProgress("every site's model on every site's test data"))
-    matrices = _cross_site(federations)
-    results = {
-        label: simulated.get(label) or _federation_result(federations[label], experiment.metric, matrices[label])
-        for label in experiment.methods
-    }
+    results = _train(folder, experiment, runs, pool, watch)
     for label in gains.joined(results):
         write_references(folder / label, experiment.metric, results)
     over_splits = None
@@ -127,6 +114,26 @@ def run(
     picture.write(document, folder / "picture.html")
     (folder / "result.json").write_text(json.dumps(document, indent=2) + "\n")
     return document
+
+
+def _train(
+    folder: Path, experiment: Experiment, runs: Mapping[str, Run], pool: SamplePool, watch: Watch
+) -> dict[str, DemoMethod]:
+    """Run the federations and the pooled bound, one after the other, then evaluate all federations at once."""
+    simulated: dict[str, DemoMethod] = {}
+    federations: dict[str, LocalFederation] = {}
+    for label in experiment.methods:
+        runs[label].write()
+        if label == CENTRALISED:
+            simulated[label] = train_simulated(experiment, runs[label], watch)
+        else:
+            federations[label] = _run_federation(folder, experiment, runs[label], pool, watch)
+    watch(DemoProgress("every site's model on every site's test data"))
+    matrices = _cross_site(federations)
+    return {
+        label: simulated.get(label) or _federation_result(federations[label], experiment.metric, matrices[label])
+        for label in experiment.methods
+    }
 
 
 def _describe_sweep(progress: SweepProgress, split_count: int) -> str:

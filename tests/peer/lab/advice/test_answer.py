@@ -17,7 +17,7 @@ from peer.site.config.schema import FederationConfig
 
 ABOVE, AROUND, BELOW = (4.0, 2.0, 6.0), (1.0, -1.0, 3.0), (-3.0, -5.0, -1.0)
 SITES = [{"name": name} for name in ("africa", "asia", "europe")]
-ONE = {"shared_model": {"name": "resnet10", "width": 8}}
+ONE = {"shared_model": {"name": "resnet10", "width": 8, "norm": "group"}}
 NOISE = {"privacy": {"mechanism": "noise", "epsilon": 2.0, "people": 40}}
 
 
