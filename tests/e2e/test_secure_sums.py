@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SITES = ("africa", "america", "asia", "europe")
 ROUNDS = 3
 MODEL = 'name = "resnet10"\n{table}width = 4\nstem_stride = 2'
-STAGES = "[stages.train]\ncount = 4\nlearning_rate = 1e-3\n[aggregate]\nsecure = true"
+STAGES = "[stages.train]\ncount = 1\nlearning_rate = 1e-3\n[aggregate]\nsecure = true"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,14 @@ pytestmark = [
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark"), (360, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (400, "dark"),
+        pytest.param(1400, "light", marks=pytest.mark.nightly),
+        pytest.param(360, "light", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_page_is_legible(width: int, scheme: Literal["light", "dark"], tmp_path: Path) -> None:
     picture.write(demonstration(rounds=40, over_splits=True), tmp_path / "picture.html")
     chromium.assert_legible((tmp_path / "picture.html").read_text(), tmp_path, width=width, scheme=scheme)

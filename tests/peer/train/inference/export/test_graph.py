@@ -67,7 +67,9 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
         expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
-@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet", "dynunet", "res_unet"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("rnn", "dynunet")), "unet", "res_unet"]
+)
 def test_a_network_is_an_onnx_file(name: str) -> None:
     module, image = make_module(name, **KINDS[name])
     program = graph.trace(module, image, free_space=False, name=name)
