@@ -31,6 +31,7 @@ NOISE = {"pooled_head-epsilon-1": {"epsilon": "1", "shared_noise": "yes"}}
 HOSPITALS = {"Cleveland": 182, "Hungary": 176, "Switzerland": 74, "VA Long Beach": 120}
 """By hospital, three fifths of its patients, who are for training."""
 MEANS = {
+    "alone": ("", "local", "local"),
     "logistic regression, alone": ("linear", "local", "local"),
     "FedAvg": ("linear", "fedavg", "fedavg"),
     "pooled head": ("linear", "pooled_head", "pooled_head"),
@@ -41,6 +42,12 @@ MEANS = {
     "perceptron, FedAvg": ("perceptron", "fedavg", "fedavg"),
 }
 """Rows of "Heart disease with noise": the network of all hospitals, the row's name here, and its method."""
+PRIVATE = {
+    "digits": ("digits-private", "classification", 40),
+    "EEG, blinks": ("eeg-private", "time_series", 20),
+    "lung nodules": ("nodules-private", "classification", 20),
+}
+"""Columns of "Digits, EEG and nodules with noise": preset, kind of task, people a site."""
 FLAMBY = {
     "pooled": "centralised",
     "alone": "local",
@@ -153,10 +160,24 @@ def read_means(text: str) -> Iterator[Line]:
             network, row, method = MEANS[cells["what all hospitals have"]]
             if network != wanted:
                 continue
-            epsilon = cells["ε"] if cells["ε"][0].isdecimal() else ""
-            line = facts | {"row": f"{row}-epsilon-{epsilon}" if epsilon else row, "method": method, "epsilon": epsilon}
-            line |= {"shared_noise": "yes" if row == "pooled_head-shared" else ""}
+            line = facts | with_noise(row, method, cells["ε"])
             yield line | value("local", cells["Local Test"]) | value("global", cells["Global Test"])
+
+
+def with_noise(row: str, method: str, cell: str) -> Line:
+    epsilon = cell if cell[0].isdecimal() else ""
+    label = f"{row}-epsilon-{epsilon}" if epsilon else row
+    shared = "yes" if row == "pooled_head-shared" else ""
+    return {"row": label, "method": method, "epsilon": epsilon, "shared_noise": shared}
+
+
+def read_images_with_noise(text: str) -> Iterator[Line]:
+    rows = table(section(text, "nodules with noise"), "what all sites have")
+    for column, (preset, kind, people) in PRIVATE.items():
+        facts = study(f"{column}, one network", preset, kind, "class", 6, people, "alike", "one", "AUC", 5)
+        for cells in rows:
+            _, row, method = MEANS[cells["what all sites have"]]
+            yield facts | with_noise(row, method, cells["ε"]) | value("local", cells[column])
 
 
 def read_flamby(text: str) -> Iterator[Line]:
@@ -176,7 +197,7 @@ def read_tissue(text: str) -> Iterator[Line]:
 
 def build(text: str) -> str:
     """Return the table as CSV."""
-    readers = (read_gains, read_hospitals, read_means, read_flamby, read_tissue)
+    readers = (read_gains, read_hospitals, read_means, read_images_with_noise, read_flamby, read_tissue)
     lines: Iterable[Mapping[str, str]] = (line for reader in readers for line in reader(text))
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
