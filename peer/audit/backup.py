@@ -455,10 +455,11 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     aside = None
     if exists:
         moment = datetime.datetime.now(datetime.UTC)
-        for number in folder.generations():  # nobody deletes them there, and they unmask what this site sent
-            shutil.rmtree(folder.generation(number) / SUM_SECRETS_FOLDER, ignore_errors=True)
+        generations = [folder.generation(number).name for number in folder.generations()]
         aside = folder.path.with_name(f"{folder.site}.before-{moment:%Y%m%dT%H%M%S.%f}Z")
         folder.path.rename(aside)
+        for name in generations:  # nobody deletes them there, and they unmask what this site sent
+            shutil.rmtree(aside / name / SUM_SECRETS_FOLDER, ignore_errors=True)
     staged.path.rename(folder.path)
     sync_folder(folder.path.parent)
     lost = (manifest.round + 1, former_round) if former_round > manifest.round else None

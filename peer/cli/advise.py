@@ -92,8 +92,9 @@ def _count_people(
 def _compare_labels(statistics: Mapping[str, Any]) -> bool | None:
     """Return whether a site's labels are like the others'; ``None`` where the statistics have no difference of them.
 
-    They are unlike if a standardised mean difference d is at least 0.1 and beyond chance, which is
-    ``d^2 > 4 (cells - 1) (1 / own + 1 / others)``, and of a number the same with 1 in place of ``cells - 1``.
+    They are unlike if a standardised mean difference d is at least 0.1, at least two standard errors of the noise, and
+    beyond chance, which is ``d^2 > 4 (cells - 1) (1 / own + 1 / others)``, and of a number the same with 1 in place of
+    ``cells - 1``. Noise beyond 0.1 and chance leaves it unknown.
     """
     variables = [each for each in statistics["variables"] if each["role"] == "target" and each["kind"] != "time"]
     targets = [each for each in variables if each["difference"] is not None]
@@ -101,8 +102,11 @@ def _compare_labels(statistics: Mapping[str, Any]) -> bool | None:
         own, others = target["own"]["known"], target["all"]["known"] - target["own"]["known"]
         degrees = 1 if target["kind"] == "number" else len(target["cells"]) - 1
         chance = CHANCE_ERRORS**2 * degrees * (1 / own + 1 / others)
-        if target["difference"] >= UNLIKE and target["difference"] ** 2 > chance:
+        noise = 2 * (target.get("difference_error") or 0.0)
+        if target["difference"] >= max(UNLIKE, noise) and target["difference"] ** 2 > chance:
             return False
+        if noise > max(UNLIKE, chance**0.5):
+            return None
     return True if targets else None
 
 

@@ -146,6 +146,8 @@ class SumNoise:
 
     def draw(self, sums: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
         """Return the noise of integer sums, in integers of these standard deviations."""
+        if not all((scale > 0).all() for scale in scales):
+            raise ValueError("noise of no scale hides nothing")
         digest = hashlib.sha256(repr((self.purpose, self.noise, self.noise.sharers)).encode())
         for each in (*sums, *scales):
             digest.update(repr(tuple(each.shape)).encode() + each.cpu().contiguous().numpy().tobytes())
@@ -157,7 +159,7 @@ class SumNoise:
 
     def has_drawn(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a sum with its noise, or counts this site as one."""
-        if tensor.numel() == 1 and int(tensor) == 1:
+        if tensor.dtype == torch.int64 and tensor.ndim == 0 and int(tensor) == 1:
             return True
         return any(torch.equal(tensor.cpu(), each) for each in self.released)
 

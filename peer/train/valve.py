@@ -2,8 +2,8 @@
 
 A stage whose result may leave is handed the networks that ``learning`` of its plan names for it, and those that no
 person here has shaped; the people themselves come to its losses one by one. Where one stage trains networks with and
-without noise, a rehearsal on copies, with one sample, tells whether those without change the gradients of the others:
-before the first such stage of a process.
+without noise, a rehearsal on copies, with one sample, tells whether those without change the gradients or the weights
+of the others: before each such stage, and with more copies before the first one of a process.
 After the stage, nothing leaves on which no noise was drawn.
 
 Source: ours.
@@ -117,8 +117,9 @@ class Valve:
         context = hand_over(self._plan, command.stage, context)
         bare = sorted((_shaped(self._plan) & {*context.networks}) - self._plan.noised)
         learns = any(self._plan.noised & {*step.trains} for step in self._plan.learning.get(command.stage, ()))
-        if bare and learns and command.stage not in self._rehearsed:
-            self._rehearse(command.stage, context, sample(), bare)
+        if bare and learns:  # in each round: what is received, and so what is read, differs
+            times = 1 if command.stage in self._rehearsed else PERTURBATIONS
+            self._rehearse(command.stage, context, sample(), bare, times)
             self._rehearsed.add(command.stage)
         return build(context)
 
@@ -144,10 +145,10 @@ class Valve:
                 '[privacy] mechanism = "noise": nothing of it leaves; take another method'
             )
 
-    def _rehearse(self, stage: str, context: StageContext, batch: Batch, bare: Sequence[str]) -> None:
-        """Raise ``UndeclaredReadError`` if networks without noise change the gradients of those with it."""
+    def _rehearse(self, stage: str, context: StageContext, batch: Batch, bare: Sequence[str], times: int) -> None:
+        """Raise ``UndeclaredReadError`` if networks without noise change gradients or weights of those with it."""
         as_it_is = self._gradients(stage, context, batch)
-        for seed in range(1, PERTURBATIONS + 1):
+        for seed in range(1, times + 1):
             for name, gradient in self._gradients(stage, context, batch, bare, seed=seed).items():
                 if not torch.equal(gradient.nan_to_num(), as_it_is[name].nan_to_num()):
                     what = f"trains {name.partition('/')[0]} with what it reads of {', '.join(bare)}"
@@ -156,7 +157,7 @@ class Valve:
     def _gradients(
         self, stage: str, context: StageContext, batch: Batch, moved: Sequence[str] = (), *, seed: int = 0
     ) -> dict[str, Tensor]:
-        """Return the gradients of all networks with noise, on copies of which these were moved."""
+        """Return gradients and weights of all networks with noise, on copies of which these were moved."""
         networks, received = copy.deepcopy((dict(context.networks), dict(context.received)))
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             for network in (*networks.values(), *received.values()):
@@ -202,7 +203,7 @@ def _perturb(networks: Iterable[nn.Module]) -> None:
 
 
 def _backward_all(stage: Stage, batch: Batch, noised: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradients of the networks with noise, by parameter and optimiser step; no step is taken."""
+    """Yield gradients and weights of the networks with noise, by optimiser step; no optimiser takes it."""
 
     def forward(network: str, *inputs: Any, part: str = "") -> Any:
         torch.manual_seed(0)  # a dropout must not depend on other networks
@@ -221,7 +222,10 @@ def _backward_all(stage: Stage, batch: Batch, noised: Collection[str]) -> Iterat
                 parameter.grad = None
         terms = step.losses(batch, forward)
         torch.autograd.backward(torch.stack([term.value * term.weight for term in terms.values()]).sum())
+        step.after_backward()
         for name in trains:
             for key, parameter in stage.networks[name].named_parameters():
                 if parameter.grad is not None:
                     yield f"{name}/{key}/{number}", parameter.grad.clone()
+            for key, tensor in stage.networks[name].state_dict().items():
+                yield f"{name}/{key}/{number} itself", tensor.clone()

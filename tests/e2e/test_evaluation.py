@@ -1,16 +1,17 @@
 """Global Test between real daemons: models travel over TLS, figures come back, data and guests stay where they are."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fakes.cli import run_json
-from peer.core.artifacts import Source
-from peer.core.worker_protocol import WorkerSetting
+from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.daemon.startup import load
 from peer.lab.demo.local_federation import LocalFederation
-from peer.lab.experiments.cross_site import Matrix, cross_site
 from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -29,9 +30,9 @@ def transfers(loopback: LocalFederation, name: str, kind: str) -> list[tuple[str
     return [(row["peer"], row["round"]) for row in rows if (row["purpose"], row["kind"]) == ("evaluate", kind)]
 
 
-def by_hand(loopback: LocalFederation, tools: Any) -> Matrix:
+def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[str, float]]]:
     """The same matrix from all the sites' folders on one machine, as the simulator has it."""
-    sites: list[tuple[WorkerSetting, str, tuple[Source, ...]]] = []
+    sites = []
     for name in tools.sites:
         folder = loopback.folder(name)
         federation, site, _ = load(folder)
@@ -39,8 +40,12 @@ def by_hand(loopback: LocalFederation, tools: Any) -> Matrix:
         home = str(folder.generation(1))
         setting = WorkerSetting(name, federation.digest, *documents, home, str(folder.path))
         state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
-        sites.append((setting, state, ()))
-    return cross_site(sites)
+        sites.append({"setting": to_json(setting), "state": state, "sources": []})
+    command = [sys.executable, "-m", "peer.lab.experiments.cross_site"]
+    request = json.dumps({"federations": {"only": sites}})
+    finished = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(finished.stdout)["only"]
+    return matrix
 
 
 def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(

@@ -8,6 +8,7 @@ module, or the path of a file.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -22,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -241,8 +243,13 @@ def become(request: Mapping[str, Any], descriptors: list[int]) -> None:
         code = 0
     except SystemExit as leaving:
         code = leaving.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python, which os._exit leaves out
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # its disk may be full
             stream.flush()

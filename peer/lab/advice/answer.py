@@ -12,8 +12,8 @@ The rules, which ``deploy/README.md`` repeats for operators:
 4. The best row has the highest mean gain on Local Test over the like studies that have it.
 5. Joining is ``likely`` to pay if all like studies have that row, and the interval of its gain on Local Test is above 0
    in each; it is ``not likely`` if the interval is below 0 in each. Else the program ``does not know``; also from one
-   study of the shipped table alone, without a number of people, and where people had to give way, since gains fall as
-   sites grow.
+   experiment of the shipped table alone or without knowledge of the classes there, without a number of people, and
+   where people had to give way, since gains fall as sites grow.
 
 The interval of the best of several methods is too favourable: nothing corrects it.
 """
@@ -34,7 +34,7 @@ from peer.lab.experiments.result_files import CENTRALISED
 NEAR = 3.0
 """The factor within which numbers of people count as like, and smaller epsilons."""
 SHIPPED_MIN = 2
-"""Of the shipped table, so many like studies are evidence about other data."""
+"""Of the shipped table, like studies of so many experiments are evidence about other data."""
 LIKELY, UNLIKELY, UNKNOWN = "likely", "not likely", "does not know"
 ALIKE = {True: "alike", False: "unlike", None: "not known"}
 NETWORKS = {True: "own networks", False: "one network"}
@@ -54,8 +54,7 @@ def advise(question: Question, own: Sequence[Study], shipped: Sequence[Study]) -
     gains = [] if best is None else [row.local_test for row in rows[best]]
     refused = ((row.row, _refuse(question, row)) for study in studies for row in study.rows)
     tried = first.method if first is not None else federation.method.name if federation.plan.predicts else "fedvisit"
-    too_few = not own_studies and len(like) < SHIPPED_MIN
-    answer, reason = _decide(question, studies, len(like), gains, other_people=unmet[0], too_few=too_few)
+    answer, reason = _decide(question, studies, like, gains, other_people=unmet[0], own=bool(own_studies))
     return {
         "federation": federation.name,
         "planned": federation.method.name,
@@ -124,11 +123,11 @@ def _like(studies: Sequence[Study], question: Question) -> tuple[list[Study], tu
 def _decide(
     question: Question,
     studies: Sequence[Study],
-    like: int,
+    like: Sequence[Study],
     gains: Sequence[MeasuredGain],
     *,
     other_people: bool,
-    too_few: bool,
+    own: bool,
 ) -> tuple[str, str]:
     """Return the answer and its reason, from the best row's gains in some of the like studies."""
     task = question.federation.task
@@ -138,7 +137,9 @@ def _decide(
         return UNKNOWN, "nothing was measured, on this kind of task, with a method as this federation could train it"
     signs = [gain.sign for gain in gains]
     above, below = signs.count(1), signs.count(-1)
-    measured = f"{len(gains)} of {like} like studies measured the method below; the interval of its gain is above 0 "
+    measured = (
+        f"{len(gains)} of {len(like)} like studies measured the method below; the interval of its gain is above 0 "
+    )
     measured += f"in {above}, below 0 in {below}"
     if question.people is None:
         return UNKNOWN, f"gains fall as sites grow, and it is not known how many people a site has; {measured}"
@@ -146,9 +147,11 @@ def _decide(
         return UNKNOWN, f"gains fall as sites grow, and no study has as many people a site; {measured}"
     if None in signs:
         return UNKNOWN, f"a single run has no interval; {measured}"
-    if too_few:
-        return UNKNOWN, f"one study of other data is too few; {measured}"
-    return LIKELY if above == like else UNLIKELY if below == like else UNKNOWN, measured
+    if not own and len({study.source for study in like}) < SHIPPED_MIN:
+        return UNKNOWN, f"one experiment on other data is too few; {measured}"
+    if not own and question.classes_alike is None:
+        return UNKNOWN, f"it is not known whether the sites have like classes; {measured}"
+    return LIKELY if above == len(like) else UNLIKELY if below == len(like) else UNKNOWN, measured
 
 
 def _relaxed(question: Question, like: Sequence[Study], unmet: Sequence[bool]) -> Iterator[str]:

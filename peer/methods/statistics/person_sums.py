@@ -100,7 +100,9 @@ def sum_people(variables: Sequence[Variable], records: Sequence[Record], values:
         if place.missing is not None:
             add(place.missing, cells < 0)
         if place.moments is not None:
-            scaled = np.where(cells < 0, 1.0, variable.scale(column))
+            with np.errstate(over="ignore", invalid="ignore"):  # of a range almost as wide as that of float64
+                scaled = np.nan_to_num(variable.scale(column), nan=0.0).clip(-1.0, 1.0)
+            scaled = np.where(cells < 0, 1.0, scaled)
             add(place.moments, np.where(cells < 0, 0.0, scaled))
             add(place.moments + 1, np.where(cells < 0, 0.0, 1 - scaled**2))
         for cell in range(len(variable.cells)):

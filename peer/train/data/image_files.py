@@ -58,6 +58,7 @@ IMAGE_KEY, LABEL_KEY = "image", "label"
 ORIENTATION_TAG, BITS_TAG, SAMPLE_FORMAT_TAG, DESCRIPTION_TAG = 274, 258, 339, 270
 COMPRESSION_TAG, PHOTOMETRIC_TAG, WIDTH_TAG = 259, 262, 256
 """Numbers of tags, which TIFF and EXIF share."""
+FILL_ORDER_TAG = 266
 PARTS = ((273, 279), (324, 325))
 """Tags of TIFF with the offsets and the sizes of strips, or of tiles."""
 DEFLATE, WHITE_IS_0 = frozenset({8, 32946}), 0
@@ -348,9 +349,11 @@ def _check_parts(path: Path, image: Any, pages: int) -> None:
     """Raise ``ValueError`` if a deflated strip or tile is not whole: libtiff stops reading before its checksum."""
     for page in range(pages):
         image.seek(page)
-        if image.tag_v2.get(COMPRESSION_TAG) not in DEFLATE:
+        parts = next((tags for tags in PARTS if {*tags} <= {*image.tag_v2}), None)
+        is_reversed = image.tag_v2.get(FILL_ORDER_TAG, 1) != 1  # the bits of each byte
+        if image.tag_v2.get(COMPRESSION_TAG) not in DEFLATE or parts is None or is_reversed:
             continue
-        starts, lengths = next(tags for tags in PARTS if tags[0] in image.tag_v2)
+        starts, lengths = parts
         with path.open("rb") as file:
             for offset, size in zip(image.tag_v2[starts], image.tag_v2[lengths], strict=True):
                 file.seek(offset)

@@ -27,6 +27,10 @@ inspect.getmodule(inspect.currentframe())  # asks all modules for their files
 print(sorted({"monai", "sympy", "torch._dynamo.utils", "torch._inductor"} & sys.modules.keys()))
 """
 COMPILED = """
+import torch._dynamo.config as config  # the first use of the compiler
+import torch._dynamo.exc as exc
+from torch._dynamo import convert_frame, symbolic_convert
+print(convert_frame.config is config, symbolic_convert.exc is exc)
 seen = []
 def backend(graph, inputs):
     seen.append(graph)
@@ -40,4 +44,4 @@ print(torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.__file__ is n
 def test_training_loads_neither_the_compiler_nor_monai_and_a_network_compiles_after_it_as_ever() -> None:
     command = [sys.executable, "-c", TRAIN + UNLOADED + COMPILED]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert printed == ["[]", "[2.0, 2.0] 1", "True True"]
+    assert printed == ["[]", "True True", "[2.0, 2.0] 1", "True True"]

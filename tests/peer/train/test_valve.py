@@ -102,7 +102,41 @@ def test_a_stage_that_keeps_to_its_plan_is_built_and_nothing_is_changed() -> Non
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_stage_without_noise_on_any_network_and_a_second_one_read_no_sample() -> None:
+def pull(stage: Stage) -> None:
+    for mine, private in zip(stage.networks[TEACHER].parameters(), stage.networks[DAM].parameters(), strict=True):
+        assert mine.grad is not None
+        mine.grad += mine.detach() - private.detach()
+
+
+def copy_weights(stage: Stage) -> None:
+    stage.networks[TEACHER].load_state_dict(stage.networks[DAM].state_dict())
+
+
+@pytest.mark.parametrize("hook", [pull, copy_weights])
+def test_what_a_step_does_after_its_losses_is_rehearsed_too(hook: Callable[[Stage], None]) -> None:
+    honest = distilled(lambda *_: torch.zeros(1, 3))
+
+    def build(context: StageContext) -> Stage:
+        stage: Stage = honest(context)
+        ((step,),) = stage.passes
+        after = dataclasses.replace(step, after_backward=lambda: hook(stage))
+        return dataclasses.replace(stage, passes=((after,),))
+
+    with pytest.raises(UndeclaredReadError, match=r"trains global with what it reads of dam"):
+        valve(DITTO, ("train", build)).build(command("train"), context(), lambda: BATCH)
+
+
+def test_a_stage_that_reads_more_once_it_has_received_something_is_refused_then() -> None:
+    def late(context: StageContext, forward: Forward, batch: Batch) -> Tensor:
+        return forward(DAM, batch.images).detach() if context.round > 1 else torch.zeros(1, 3)
+
+    guard = valve(DITTO, ("train", distilled(late)))
+    guard.build(command("train"), context(round=1), lambda: BATCH)
+    with pytest.raises(UndeclaredReadError, match=r"trains global with what it reads of dam"):
+        guard.build(command("train"), context(round=2), lambda: BATCH)
+
+
+def test_a_stage_without_noise_on_any_network_reads_no_sample() -> None:
     personal = dataclasses.replace(
         DITTO,
         phases=(*DITTO.phases, "train:personal"),
@@ -113,7 +147,6 @@ def test_a_stage_without_noise_on_any_network_and_a_second_one_read_no_sample() 
     guard, samples = valve(personal, ("personal", alone), ("train", distilled(lambda *_: torch.zeros(1, 3)))), [BATCH]
     guard.build(command("personal"), context(), samples.pop)
     assert samples
-    guard.build(command("train"), context(), samples.pop)
     guard.build(command("train"), context(), samples.pop)
     assert not samples
 

@@ -229,7 +229,7 @@ def _add_file(
         content.left_out.add("localizer", str(path))
         return
     kind = storage_class(header)
-    is_secondary = "SECONDARY" in image_type or kind.startswith(SECONDARY_CAPTURE)
+    is_secondary = "SECONDARY" in image_type or f"{kind}.".startswith(f"{SECONDARY_CAPTURE}.")
     if modality in SLICES and is_secondary and not takes_secondary:
         content.left_out.add(f"secondary image ({modality}), which only --series takes", str(path))
         return

@@ -32,7 +32,7 @@ def study(name: str = "scans", *, networks_differ: bool = True, **gains: tuple[f
     """A study with 40 people a site and a row of each method, by its gain and interval on Local Test."""
     rows = tuple(StudyRow(row, row, MeasuredGain(*gain), MeasuredGain(*gain)) for row, gain in gains.items())
     kind = "classification"
-    return Study(name, "simulate", kind, kind, 6, 40.0, True, networks_differ, "AUC", PAIRED, rows)
+    return Study(name, f"simulate {name}", kind, kind, 6, 40.0, True, networks_differ, "AUC", PAIRED, rows)
 
 
 def noisy(row: StudyRow, epsilon: float, **changes: Any) -> StudyRow:
@@ -65,15 +65,24 @@ def test_a_clear_winner_is_named_with_its_visits() -> None:
         ([ABOVE, AROUND], "does not know", "above 0 in 1, below 0 in 0"),
         ([ABOVE, ABOVE], "likely", "above 0 in 2"),
         ([BELOW, BELOW], "not likely", "below 0 in 2"),
-        ([ABOVE], "does not know", "one study of other data is too few"),
-        ([BELOW], "does not know", "one study of other data is too few"),
+        ([ABOVE], "does not know", "one experiment on other data is too few"),
+        ([BELOW], "does not know", "one experiment on other data is too few"),
         ([BELOW, AROUND], "does not know", "below 0 in 1"),
     ],
 )
 def test_only_intervals_on_one_side_of_zero_in_every_study_answer(gains: Any, expected: str, words: str) -> None:
-    answer = advise(question(), [], [study(str(gain), fedvisit=gain) for gain in gains])
+    answer = advise(question(), [], [study(f"study {index}", fedvisit=gain) for index, gain in enumerate(gains)])
     assert (answer["answer"], answer["row"]) == (expected, "fedvisit")
     assert words in answer["reason"]
+
+
+def test_two_studies_of_one_experiment_and_classes_that_are_not_known_are_no_evidence_for_other_data() -> None:
+    one, two = study(fedvisit=ABOVE), study("other", fedvisit=ABOVE)
+    assert advise(question(), [], [one, replace(two, source=one.source)])["answer"] == "does not know"
+    answer = advise(question(alike=None), [], [one, two])
+    assert answer["answer"] == "does not know"
+    assert "it is not known whether the sites have like classes" in answer["reason"]
+    assert advise(question(alike=None), [one, two], [])["answer"] == "likely"
 
 
 def test_a_row_that_not_all_like_studies_have_is_no_answer() -> None:

@@ -330,6 +330,8 @@ CASES = (
     Case("TIF", "pages that are channels or moments", "refused",
          save(GREY, description="ImageJ=1.53t\nimages=2\nchannels=2\n"), "a.tif",
          refused=r"its pages are not slices alone \(channels = 2\)"),
+    Case("TIF", "grey, 8 bits", AS_PAINTED,  # the bits of each byte in reverse order
+         save(GREY, compression="tiff_adobe_deflate", tiffinfo={266: 2}), "a.tif", GREY[None]),
     Case("TIF, compressed by deflate", "a damaged byte", "refused", damaged_checksum, "a.tif",
          refused="is damaged: .*incorrect data check"),
     Case("TIF", "cut short", "refused",
