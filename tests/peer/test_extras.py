@@ -43,9 +43,10 @@ def test_the_table_is_that_of_pyproject() -> None:
     providers = importlib.metadata.packages_distributions()
     for extra, modules in EXTRAS.items():
         declared = {requirement.partition(">")[0] for requirement in extras[extra]}
-        assert {name.lower() for module in modules for name in providers[module]} >= declared
+        assert {name.lower() for module in modules for name in providers.get(module, [module])} >= declared
         assert len(modules) == len(declared)
-        require_extra(extra, "what needs it")  # is content where all is installed
+        if extra != "ray":  # which only the nightly tests install
+            require_extra(extra, "what needs it")  # is content where all is installed
 
 
 def test_an_error_of_a_wrapped_import_names_the_module() -> None:

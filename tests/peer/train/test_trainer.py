@@ -35,6 +35,7 @@ from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
 from peer.train.device_queue import DeviceQueue
 from peer.train.errors import DivergenceError, UnusableConfigurationError, UnusableDataError, WorkInterrupted
 from peer.train.trainer import Trainer
+from peer.train.valve import Valve
 
 STEPS = 4
 WIDTHS = {"alpha": 4, "beta": 6}
@@ -213,7 +214,7 @@ def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, receiv
         networks.extend(weakref.ref(network) for network in context.received.values())
         return build(context)
 
-    trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
+    trainer._valve = Valve(trainer.settings, dataclasses.replace(trainer.method, stages={"train": watched}))
     train(trainer, initialise(trainer).state, received)
     gc.collect()
     assert len(networks) == 1
