@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,14 +33,19 @@ class RelayProcess:
         self.start_again()
 
     def start_again(self) -> None:
+        """Start it, and wait until it relays, or has ended."""
+        started = self.console.count("relaying")
         words = [sys.executable, "-P", "-m", "peer.cli", "relay", "start", "--folder", str(self.folder.path)]
         with (self.folder.path / "console.log").open("ab") as output:
             command = [*self._prefix, *words]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        while self.process.poll() is None and self.console.count("relaying") == started:
+            time.sleep(0.05)
 
     @property
     def console(self) -> str:
-        return (self.folder.path / "console.log").read_text(errors="replace")
+        path = self.folder.path / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def kill(self) -> None:
         self.process.kill()
