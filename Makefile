@@ -40,6 +40,7 @@ lint: $(VENV)/.test ## style, types, and whether what is generated is fresh
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python deploy/reference.py --check
 	$(BIN)/python deploy/evidence.py --check
+	$(BIN)/python deploy/room.py --check
 	$(BIN)/python deploy/picture.py --check
 
 soak: $(VENV)/.test ## seeds of the simulation until SECONDS are over: faults, crashes and liars, each with the command that repeats it
