@@ -165,7 +165,7 @@ class ArtifactExchange:
         if samples is not None and sent is not None:
             sources = (sent, *sources)
         elif samples is not None:
-            state = self._sent_state(own) | self._state_beside()
+            state = self.sent_state(self._networks)
             states[settings.site] = as_received(as_sent(state, settings.wire), state)  # all average the same bits
             counts[settings.site] = samples if settings.tells_samples else None
         for source in sources:
@@ -190,8 +190,7 @@ class ArtifactExchange:
 
     def divide(self, total: Source, contributors: Collection[SiteName]) -> Aggregation:
         """Compute the aggregate from the total of a secure sum of the contributors' states."""
-        network = self._networks.artifact_network
-        own = self._sent_state(network) | self._state_beside()
+        network, own = self._networks.artifact_network, self.sent_state(self._networks)
         sums, weight = read_total(self._settings.artifacts, total, own)
         state = DIVIDE.get(self._settings.plan.artifact, divide_total)(sums, weight, own)
         if (bad := non_finite(state)) is not None:
@@ -201,6 +200,10 @@ class ArtifactExchange:
             if reason is not None:
                 raise UnusableArtifact(total, reason)
         return Aggregation(state, sorted(contributors))
+
+    def sent_state(self, networks: SiteNetworks) -> State:
+        """Return the tensors of a site's networks that its artifact has."""
+        return self._sent_state(networks.artifact_network) | self._state_beside(networks)
 
     def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
         """Average, with weights, the local model and the copies of it that other sites trained.
@@ -357,12 +360,13 @@ class ArtifactExchange:
         state = self._hide_counters(state_of(self._networks.networks[averaged_with_head.name]))
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
-    def _state_beside(self) -> State:
+    def _state_beside(self, networks: SiteNetworks | None = None) -> State:
         """Return the states of the networks that travel beside the artifact's, each prefixed with its name."""
-        networks = {name: self._networks.networks[name] for name in self._method.sent_beside}
+        every = (networks or self._networks).networks
+        beside = {name: every[name] for name in self._method.sent_beside}
         state = {
             f"{name}/{key}": tensor
-            for name, network in networks.items()
+            for name, network in beside.items()
             for key, tensor in state_of(network).items()
             if not (isinstance(network, Network) and key in base_tensors(network))
         }

@@ -283,13 +283,18 @@ def largest_change(network: nn.Module, earlier: nn.Module) -> tuple[str, float]:
     A norm counts as at least that of a fresh layer, so that biases that began at zero may move. Batch statistics follow
     the data, and do not count.
     """
+    return largest_difference(network.state_dict(), earlier.state_dict())
+
+
+def largest_difference(state: Mapping[str, Tensor], earlier: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Compare two states as ``largest_change`` does two networks."""
     states = [
         {
             name: tensor.detach().double().cpu()
-            for name, tensor in each.state_dict().items()
+            for name, tensor in each.items()
             if tensor.is_floating_point() and tensor.numel() and not name.endswith(STATISTICS)
         }
-        for each in (network, earlier)
+        for each in (state, earlier)
     ]
     if {name: tensor.shape for name, tensor in states[0].items()} != {
         name: tensor.shape for name, tensor in states[1].items()

@@ -21,6 +21,9 @@ from peer.train.settings import TrainingSettings
 from peer.train.tensors import State, state_of
 from peer.train.weights import load_weights
 
+ACCEPTED = "accepted-sum"
+"""The name of the last accepted mean of a secure sum in checkpoints and their records."""
+
 
 class SiteNetworks:
     """The networks by name: the local model as ``dam``, and the method's ``local_networks``.
@@ -32,6 +35,9 @@ class SiteNetworks:
     Attributes:
         base_weights: the weights files of this site.
         weights_summary: how the weights of ``[model]`` fit, once the local model is built.
+        accepted: the last mean of a secure sum that the site used, which its checkpoints hold, too;
+            empty before the first.
+        accepted_round: the round of that mean; 0 before the first.
     """
 
     def __init__(self, settings: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:
@@ -39,6 +45,7 @@ class SiteNetworks:
         self._beside: dict[str, nn.Module] | None = None
         self._loaded = ""  # the name of the checkpoint that networks and moments equal, bit for bit
         self.moments: Mapping[str, State] = {}
+        self.accepted, self.accepted_round = State(), 0
         self.base_weights = BaseWeights(settings)
         self.weights_summary: str | None = None
 
@@ -95,6 +102,13 @@ class SiteNetworks:
             except (KeyError, RuntimeError) as error:
                 raise UnusableConfigurationError(f"checkpoint {name} does not fit [model]: {error}") from error
         self._loaded, self.moments = name, checkpoint.optimisers
+        self.accepted = checkpoint.networks.get(ACCEPTED, State())
+        self.accepted_round = checkpoint.record.get(ACCEPTED, 0)
+
+    def accept(self, mean: State, *, round: int) -> None:
+        """Keep the mean of a secure sum in the checkpoints from now on."""
+        self.invalidate()
+        self.accepted, self.accepted_round = mean, round
 
     def read_artifact_state(self, name: str) -> State:
         """Read the state of the artifact's network in a checkpoint."""
@@ -118,6 +132,8 @@ class SiteNetworks:
         """
         states = {network: state_of(module) for network, module in self.networks.items()}
         moments = {network: state for network, state in moments.items() if network != self._averaged_with_head}
+        if self.accepted:
+            states, record = {**states, ACCEPTED: self.accepted}, {**record, ACCEPTED: self.accepted_round}
         self._checkpoints.write(name, Checkpoint(record, states, moments))
         self._loaded, self.moments = name, moments
 

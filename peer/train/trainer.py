@@ -54,6 +54,7 @@ from peer.train.samples import Batches, DataSplit, Seed, SiteData, load_data, si
 from peer.train.settings import TrainingSettings
 from peer.train.site_networks import SiteNetworks
 from peer.train.tensors import State, non_finite, pack, state_of
+from peer.train.total_trial import TotalTrial
 from peer.train.valve import Valve
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Trainer:
         self.artifact_exchange = ArtifactExchange(settings, self.method, self.site_networks)
         self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
         exchange, data = self.artifact_exchange, lambda: self.data
+        new = functools.partial(SiteNetworks, settings, self.method, self._seed, self._checkpoints)
+        self._total_trial = TotalTrial(settings, self.site_networks, exchange, self._probe, self._checkpoints, new)
         self._leak_meter = LeakMeter(settings, self._seed, data, exchange, self.device, self._check_halt)
         self._privacy_meter, self._valve = PrivacyMeter(settings, data), Valve(settings, self.method)
         self._prediction_context: StageContext | None = None
@@ -223,11 +226,8 @@ class Trainer:
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
-            moments = {
-                name: state
-                for name, state in self.site_networks.moments.items()
-                if name not in (self.method.artifact_network, *self.method.sent_beside)
-            }
+            averaged = (self.method.artifact_network, *self.method.sent_beside)
+            moments = {name: state for name, state in self.site_networks.moments.items() if name not in averaged}
             self.site_networks.write(name, record, moments)
             self._checkpoints.prune([command.base, *command.kept])
         return events.Aggregated(
@@ -245,8 +245,7 @@ class Trainer:
         """Aggregate the artifacts of the sources, or divide their total."""
         exchange, site = self.artifact_exchange, self.settings.site
         if command.total is not None:
-            contributors = {site, *(source.origin for source in command.sources)}
-            return exchange.divide(Source(site, command.round, command.total), contributors)
+            return self._total_trial.divide(Source(site, command.round, command.total), command.sources)
         if self.settings.plan.pattern != "all_to_all":
             for source in command.sources:
                 self._probe.check_model(source, exchange.receive(source)[0], self.site_networks.artifact_network)

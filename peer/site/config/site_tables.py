@@ -318,9 +318,9 @@ class TrainingConfig(StrictTable):
     """The folder of the tickets, the same for all of them; left out: .gpu in the home of this site, which sites in one
     home share."""
     probe_ratio_max: NotNegative = limits.PROBE_RATIO_MAX
-    """Models, heads and pairs of proxies that arrive are tried on 32 own samples first. A model is refused whose loss
-    is so many times that of a prediction that knows nothing; raise it where `rounds` names sites that only have other
-    classes than this one. 0: refuse neither models nor heads."""
+    """Models, heads and pairs of proxies that arrive are tried on 32 own samples first, and so are means of secure
+    sums. A model is refused whose loss is so many times that of a prediction that knows nothing; raise it where
+    `rounds` names sites that only have other classes than this one. 0: refuse none of them."""
 
     @model_validator(mode="after")
     def _can_be_divided(self) -> Self:

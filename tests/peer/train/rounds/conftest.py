@@ -60,7 +60,7 @@ class Sites:
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
         parameters, models = options.pop("parameters", {}), options.pop("models", None)
-        options |= {"method": {"name": method, **parameters}, "steps": 2}
+        options = {"steps": 2, **options, "method": {"name": method, **parameters}}
         models = models or (dict.fromkeys(SITES, ALIKE) if alike else MODELS)
         self.begin(PLANS[method], {site: make_setting(site=site, model=models[site], **options) for site in SITES})
 

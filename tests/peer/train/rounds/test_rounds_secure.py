@@ -8,7 +8,9 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -24,6 +26,10 @@ from peer.files import STATISTICS_FILE
 from peer.methods.method import Method
 from peer.methods.registry import PLANS
 from peer.site.sums.masked_files import add_masked, mask_file
+from peer.train.checkpoint import Checkpoints
+from peer.train.errors import UnusableArtifact
+from peer.train.site_networks import ACCEPTED
+from peer.train.total_trial import TotalTrial
 
 SITES = tuple(map(SiteName, ("alpha", "beta", "gamma")))
 State = dict[str, Tensor]
@@ -153,7 +159,7 @@ def test_another_total_is_other_work(secure_sites: Any) -> None:
     secure.train()
     command = secure.add()["alpha"]
     first = secure.together.trainers["alpha"].perform(command)
-    other = forge(secure.plain("alpha").parent, command, lambda state: state["fc.bias"].add_(3))
+    other = forge(secure.plain("alpha").parent, command, lambda state: state["fc.bias"].add_(0.003))
     second = secure.together.trainers["alpha"].perform(other)
     assert isinstance(second, events.Aggregated)
     assert second.sha256 != first.sha256
@@ -306,3 +312,108 @@ def test_the_methods_that_use_what_each_site_sends_say_so_in_their_plan() -> Non
     each = {name for name, method in methods.items() if method.kept or method.averaged_with_head}
     assert each == {"lc_fed", "fedsm", "dflmoe_averaged"}
     assert all(PLANS[name].uses_each for name in each)
+
+
+Total = Callable[[State, State], object]
+"""A change of a total, given the state that the site started from."""
+ACTS: dict[str, Total] = {
+    "negated": lambda total, start: [total[name].neg_() for name in start],
+    "zero": lambda total, start: [total[name].zero_() for name in start],
+    "larger": lambda total, start: [total[name].mul_(20) for name in start],
+    "statistics": lambda total, start: [total[name].fill_(1e6) for name in total if name.endswith("running_mean")],
+    "no training": lambda total, start: [total[name].copy_(3 * value) for name, value in start.items()],
+}
+
+
+def ordered(secure: SecureSites, act: str, *, number: int = 1) -> commands.Aggregate:
+    """Alpha's command, with a changed total."""
+    start = Path(secure.together.settings["alpha"].home) / "checkpoints/round-000000/initial/dam.safetensors"
+    state = safetensors.torch.load_file(start)
+    weights = {name: value for name, value in state.items() if value.is_floating_point() and "running" not in name}
+    command = secure.add()["alpha"]
+    if act:
+        command = forge(secure.plain("alpha").parent, command, lambda total: ACTS[act](total, weights))
+    return dataclasses.replace(command, round=number)
+
+
+@pytest.fixture
+def trained(secure_sites: Any) -> Callable[..., SecureSites]:
+    """Three sites that have trained long enough to know more than at their start."""
+
+    def train(**options: Any) -> SecureSites:
+        secure: SecureSites = secure_sites("fedavg", steps=20, **options)
+        secure.train()
+        return secure
+
+    return train
+
+
+@pytest.mark.parametrize("act", ["negated", "zero", "larger", "statistics"])
+def test_a_mean_that_training_cannot_give_is_refused(trained: Any, act: str) -> None:
+    secure = trained()
+    before = secure.together.state["alpha"]
+    event = secure.together.do(ordered(secure, act), "alpha")
+    assert isinstance(event, events.ArtifactRejected)
+    assert "times as far from the last mean as own training" in event.reason
+    assert "times that of no knowledge, the own network's" in event.reason
+    assert not event.lost
+    assert secure.together.state["alpha"] == before
+
+
+def test_an_honest_mean_is_used_also_after_one_was_refused(trained: Any) -> None:
+    secure = trained()
+    secure.together.do(ordered(secure, "negated"), "alpha")
+    secure.together.restart()
+    assert isinstance(secure.together.do(ordered(secure, "", number=2), "alpha"), events.Aggregated)
+
+
+def test_after_a_refused_mean_one_without_progress_is_refused_too(trained: Any) -> None:
+    """It is near, so an insider could hide behind the drift of sites that train alone."""
+    secure = trained()
+    state = secure.together.state["alpha"]
+    assert isinstance(secure.together.do(ordered(secure, "no training"), "alpha"), events.Aggregated)
+    secure.together.state["alpha"] = state
+    assert isinstance(secure.together.do(ordered(secure, "negated", number=2), "alpha"), events.ArtifactRejected)
+    secure.together.restart()
+    event = secure.together.do(ordered(secure, "no training", number=3), "alpha")
+    assert isinstance(event, events.ArtifactRejected)
+    assert "that of the last mean before one was refused" in event.reason
+
+
+def test_the_mean_that_a_site_used_stays_in_its_checkpoints(trained: Any, equal: Any) -> None:
+    secure = trained()
+    secure.aggregate()
+    mean = secure.together.state_of("alpha", "dam")
+    secure.together.train("alpha", "train", number=2)
+    accepted = secure.together.state_of("alpha", ACCEPTED)
+    assert equal(accepted, {name: mean[name] for name in accepted})
+    secure.together.restart()
+    networks = secure.together.trainers["alpha"].site_networks
+    networks.load(secure.together.state["alpha"])
+    assert (networks.accepted_round, equal(networks.accepted, accepted)) == (1, True)
+
+
+def test_a_site_without_probes_uses_any_mean(trained: Any) -> None:
+    secure = trained(training={"probe_ratio_max": 0})
+    assert isinstance(secure.together.do(ordered(secure, "negated"), "alpha"), events.Aggregated)
+
+
+def test_with_noise_distance_alone_decides_from_the_second_mean_on(trained: Any) -> None:
+    """A person must not decide what a site uses: the trial has no samples."""
+    secure = trained()
+    trainer, folder = secure.together.trainers["alpha"], secure.plain("alpha").parent
+    trainer.site_networks.load(secure.together.state["alpha"])
+    settings, no_samples = dataclasses.replace(trainer.settings, noise=cast(Any, object())), SimpleNamespace()
+    checkpoints = Checkpoints(folder.parent / "checkpoints")
+    trial = TotalTrial(
+        settings, trainer.site_networks, trainer.artifact_exchange, cast(Any, no_samples), checkpoints, Mock()
+    )
+    totals = {act: ordered(secure, act, number=2) for act in ("negated", "larger", "")}
+
+    def divide(act: str) -> object:
+        return trial.divide(Source(SITES[0], 2, cast(Artifact, totals[act].total)), totals[act].sources)
+
+    divide("negated")
+    assert trainer.site_networks.accepted_round == 2
+    with pytest.raises(UnusableArtifact, match="times as far from the last mean as own training"):
+        divide("larger")
