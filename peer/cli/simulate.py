@@ -104,7 +104,7 @@ def simulate(
     """
     from peer.lab.experiments.experiment import Experiment
     from peer.lab.experiments.ray_cluster import RayCluster
-    from peer.lab.experiments.sweep import estimate_seconds, prepare, shard_of
+    from peer.lab.experiments.sweep import check_networks, estimate_seconds, prepare, shard_of
 
     cluster = None
     if engine == "ray":
@@ -115,6 +115,8 @@ def simulate(
     rows = _chosen_rows(loaded, only)
     every_run = prepare(loaded, out, source=source)
     runs = shard_of([run for run in every_run if loaded.row_of(run.document["method"]) in rows], *shard)
+    if dry_run:
+        check_networks(runs)
     is_quiet = as_json or not sys.stdout.isatty()
     failed = {} if dry_run else _carry_out(runs, is_quiet=is_quiet, jobs=jobs, keep=keep, cluster=cluster)
     keys = ("partition", "models", "method", "reason")

@@ -83,6 +83,14 @@ class SiteNetworks:
             self._beside = networks
         return {DAM: self.dam, **self._beside}
 
+    def check(self) -> None:
+        """Raise ``UnusableConfigurationError`` if the method cannot use these networks."""
+        build, settings = self.build_context, self._settings
+        masks = settings.data.regions is not None
+        problem = self._method.check_local(build.output, build.shared_output, settings.parameters, masks=masks)
+        if problem is not None:
+            raise UnusableConfigurationError(problem)
+
     @property
     def artifact_network(self) -> Network:
         """The network whose state is the artifact."""

@@ -146,12 +146,9 @@ class Trainer:
         work = self.settings.digest("initialise", command.generation)
         record = self._checkpoints.finished_record(INITIAL, work)
         if record is None:
-            masks, build = self.settings.data.regions is not None, self.site_networks.build_context
             if self._lead is not None:
                 self._lead.check(self.site_networks.networks)
-            problem = self.method.check_local(build.output, build.shared_output, self.settings.parameters, masks=masks)
-            if problem is not None:
-                raise UnusableConfigurationError(problem)
+            self.site_networks.check()
             record = {"work": work, "steps": 0, "artifact": None, "samples": self.data.counts}
             if self.settings.plan.artifact is not None:
                 artifact = self._send(self.site_networks.artifact_network, owner=self.settings.site, steps=0)

@@ -67,21 +67,26 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
         return _execute(folder, keep=keep)
 
 
-def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
-    gc.collect()  # garbage of this process' previous run
-    gc.freeze()  # the garbage collection after each stage need not scan imported modules
+def simulation_of(folder: Path) -> Simulation:
+    """Return the simulation of the run that ``run.json`` in the folder describes."""
     run_document = json.loads((folder / "run.json").read_text())
-    started_s = shown_s = time.monotonic()
-    key = bytes.fromhex(run_document["round_key"])
     insider = run_document.get("insider")
-    simulation = Simulation(
+    return Simulation(
         folder,
-        round_key=key,
+        round_key=bytes.fromhex(run_document["round_key"]),
         loss=run_document["loss"],
         pooled=run_document["pooled"],
         insider=Insider(*insider) if insider else None,
         epochs=run_document.get("epochs", ()),
     )
+
+
+def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
+    gc.collect()  # garbage of this process' previous run
+    gc.freeze()  # the garbage collection after each stage need not scan imported modules
+    run_document = json.loads((folder / "run.json").read_text())
+    started_s = shown_s = time.monotonic()
+    simulation = simulation_of(folder)
     progress = folder / "progress"
 
     def watch(committed: int, rounds: int) -> None:

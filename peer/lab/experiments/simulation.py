@@ -21,15 +21,20 @@ from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
+from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.lab.experiments.insider import Insider
 from peer.lab.experiments.simulated_epochs import Change, SimulatedEpochs
 from peer.lab.experiments.simulated_network import LinkDown, SimulatedNetwork, restore_site
+from peer.methods.method import Method
 from peer.site.config.rules import make_rules, worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.records.journal import Journal
 from peer.train.checkpoint import Checkpoints
-from peer.train.errors import DivergenceError, fault_of, reason_of, work_failed
+from peer.train.errors import DivergenceError, UnusableConfigurationError, fault_of, reason_of, work_failed
+from peer.train.samples import site_seed
+from peer.train.settings import TrainingSettings
+from peer.train.site_networks import SiteNetworks
 from peer.train.tensors import pack, state_of
 from peer.train.trainer import Trainer
 
@@ -172,14 +177,32 @@ class Simulation:
         for home in self.folder.glob(f"sites/*/{GENERATION}"):
             shutil.rmtree(home, ignore_errors=True)
 
+    def check_networks(self) -> None:
+        """Build every site's networks, and train nothing.
+
+        Raises:
+            ModelError: the method cannot use them; the message names the site.
+        """
+        for name in self.sites:
+            settings = TrainingSettings.of(self._worker_setting(name))
+            method, checkpoints = Method.of(settings.plan), Checkpoints(settings.home / "checkpoints")
+            try:
+                SiteNetworks(settings, method, site_seed(settings), checkpoints).check()
+            except UnusableConfigurationError as error:
+                hint = "take other networks in [models], or say in the row's `models` which ones it is for"
+                raise ModelError(f"{self.folder.name}: site {name}: {error}", hint) from error
+
     def trainer(self, name: SiteName) -> Trainer:
         """Build a new worker with the site's own data, also for a shared network or a site that is left out."""
+        return Trainer(self._worker_setting(name))
+
+    def _worker_setting(self, name: SiteName) -> WorkerSetting:
         site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
         key = self.noise_keys.get(name) or hashlib.sha256(f"simulated noise of {name}".encode()).digest()
         setting = worker_setting(self.federation, site, name, home=self.home(name), folder=site.folder)
-        return Trainer(replace(setting, noise_key=key.hex()))
+        return replace(setting, noise_key=key.hex())
 
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:

@@ -115,6 +115,17 @@ def estimate_seconds(runs: Sequence[Run], *, jobs: int | None) -> float | None:
     return total_s / max(1, min(jobs or _processors(), count_fitting_runs(runs), len(expected)))
 
 
+def check_networks(runs: Sequence[Run]) -> None:
+    """Build the networks of one run of each method and set of models, and train nothing.
+
+    Raises:
+        ModelError: a method cannot use a site's network; the message names run and site.
+    """
+    collect = importlib.import_module("peer.lab.experiments.collect")
+    for run in {(run.document["method"], run.document["models"]): run for run in reversed(runs)}.values():
+        collect.simulation_of(run.folder).check_networks()
+
+
 def shard_of(runs: Sequence[Run], number: int, shards: int) -> list[Run]:
     """Return shard ``number`` (from 1) of ``shards``: each run is in one, and a method's runs are spread."""
     return list(runs[number - 1 :: shards])

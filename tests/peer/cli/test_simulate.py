@@ -10,7 +10,7 @@ from click.testing import Result
 
 from fakes.cli import run as call
 from fakes.drafts import EXPERIMENT
-from peer.errors import ConfigError, UsageError, WorkerFailed
+from peer.errors import ConfigError, ModelError, UsageError, WorkerFailed
 
 
 @pytest.fixture
@@ -65,6 +65,16 @@ def test_a_dry_run_names_the_network_with_batch_norm_of_a_row_with_noise(simulat
     assert 'write norm = "group"' in result.stderr
     grouped = EXPERIMENT.replace("max_pool = false", 'max_pool = false\nnorm = "group"')
     assert simulate("--dry-run", text=grouped + row).exit_code == 0
+
+
+def test_a_dry_run_names_the_site_whose_network_cannot_be_used(simulate: Callable[..., Result]) -> None:
+    table = '{name = "mlp", width = 4}'
+    text = EXPERIMENT.replace("[methods.local]", f"[models.of_rows]\n'*' = {table}\n\n[methods.local]")
+    result = simulate("--dry-run", text=text)
+    assert result.exit_code == ModelError.exit_code
+    assert "even.of_rows.all.local.fold-0.seed-0: site asia: [model] mlp" in result.stderr
+    assert "mlp takes rows" in result.stderr
+    assert "say in the row's `models` which ones it is for" in result.stderr
 
 
 def test_a_dry_run_misses_the_package_of_a_network(simulate: Callable[..., Result]) -> None:
