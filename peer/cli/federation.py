@@ -301,8 +301,8 @@ def _notes(federation: FederationConfig) -> Iterator[str]:
     task = federation.task
     if task.kind != "super_resolution" and task.target == "class" and not task.class_names:
         yield (
-            "[task] has no class_names: nobody notices a site that numbers the classes otherwise, and predictions say "
-            "only their numbers"
+            "[task] has no class_names: a site that numbers the classes otherwise is noticed only where datalists name "
+            "them, and predictions say only their numbers"
         )
 
 

@@ -6,6 +6,7 @@ PROTOCOL_VERSION = 1  # the lowest version that this program speaks
 PROTOCOL_VERSION_MAX = 1  # and the highest; a greeting lists further abilities as features
 FEATURES_MAX = 64  # names in a greeting
 FEATURE_BYTES_MAX = 32
+CLASS_NAMES_MAX = 1024  # classes whose names a greeting compares
 ROUND_CLAIM_BYTES_MAX = 256  # two numbers, a digest and a site's name
 CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
 STREAM_WINDOW_BYTES = 4 << 20  # sent ahead of a receiver's slow disk; 100 MB/s over a line with a round trip of 40 ms

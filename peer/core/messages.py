@@ -147,7 +147,8 @@ class Hello:
     ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would
     disagree on every order. ``evaluates`` says whether the site takes part in remote evaluation;
     ``None`` where its program does not support it. ``protocol`` is the lowest version that the site
-    speaks, ``protocol_max`` the highest; 0 where the site names one version only.
+    speaks, ``protocol_max`` the highest; 0 where the site names one version only. ``class_names``
+    are those of ``peer.core.class_numbering.digest_names``.
     """
 
     protocol: int
@@ -162,6 +163,7 @@ class Hello:
     protocol_max: int = 0
     features: tuple[str, ...] = ()
     head: ChainHead | None = None
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

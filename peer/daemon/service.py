@@ -22,6 +22,7 @@ from cryptography import x509
 from peer import __version__
 from peer.core import access, events, limits, rows, secure_exchange
 from peer.core.artifacts import Artifact, EvaluationResult
+from peer.core.class_numbering import digest_names, find_conflict
 from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
@@ -58,6 +59,7 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.identity.certificates import OtherKey, verify_pinned
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
+from peer.site.records.listed_classes import read_class_names
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,7 @@ class PeerService:
         self.policy = EgressPolicy(
             federation=federation, site=site, machine=machine, ledger=ledger, chain=chain, budget=budget
         )
+        self._class_names = read_class_names(federation, site)
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(machine.rules.round_key, federation.digest)
         self._proofs = ClaimProofs(
@@ -215,6 +218,7 @@ class PeerService:
             protocol_max=limits.PROTOCOL_VERSION_MAX,
             features=FEATURES,
             head=self._machine.head,
+            class_names=digest_names(self._class_names, self._federation.digest),
         )
         self._accounts[peer].spoken.add(wire.encode_greeting(greeting).ByteSize())
         return greeting
@@ -236,7 +240,8 @@ class PeerService:
         for name, mine, other in list(zip(names, own, theirs, strict=True))[: 3 if at_genesis else 1]:
             if mine != other:
                 return f"the {name} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
-        return None
+        site, digest = self._machine.rules.site, self._federation.digest
+        return find_conflict(site, self._class_names, greeting.class_names, digest)
 
     def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
         """Record a greeting of this federation, and report it to the state machine."""

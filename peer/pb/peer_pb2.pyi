@@ -207,6 +207,7 @@ class Greeting(_message.Message):
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
+    CLASS_NAMES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the lowest version that the sender speaks"""
     federation: _builtins.bytes
@@ -233,6 +234,10 @@ class Greeting(_message.Message):
     def head(self) -> Global___Head:
         """the newest amendment that the sender has; absent: the genesis"""
 
+    @_builtins.property
+    def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """digests of the names that the sender's data give to classes, by number"""
+
     def __init__(
         self,
         *,
@@ -248,10 +253,11 @@ class Greeting(_message.Message):
         protocol_max: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
         head: Global___Head | None = ...,
+        class_names: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "evaluates", b"evaluates", "head", b"head", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "features", b"features", "federation", b"federation", "generation", b"generation", "head", b"head", "protocol", b"protocol", "protocol_max", b"protocol_max", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "class_names", b"class_names", "clock_s", b"clock_s", "evaluates", b"evaluates", "features", b"features", "federation", b"federation", "generation", b"generation", "head", b"head", "protocol", b"protocol", "protocol_max", b"protocol_max", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluates: _TypeAlias = _typing.Literal["evaluates"]  # noqa: Y015
     _WhichOneofArgType__evaluates: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates"]  # noqa: Y015

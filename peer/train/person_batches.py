@@ -93,5 +93,6 @@ def open_batches(
         "batch_size": settings.training.batch_size,
         "augmentation": settings.data.augmentation,
         "readers": settings.training.readers,
+        "balanced": settings.training.class_sampling == "balanced",
     }
     return Batches(data, **options) if noise is None else PersonBatches(data, check_halt=check_halt, **options)

@@ -414,7 +414,8 @@ class Batches:
     """The batches of one training stage, by step.
 
     Every pass is a permutation of the samples drawn from its own seed, cut into slices, one per step. The last, smaller
-    slice of a pass is dropped; with fewer samples than ``batch_size`` a pass is one batch of all samples. A rank reads
+    slice of a pass is dropped; with fewer samples than ``batch_size`` a pass is one batch of all samples. A balanced
+    pass is as long, and takes its samples by ``_balanced_order``. A rank reads
     and augments its share of a batch, and gets the joint batch.
 
     The augmentation maps targets and masks like their images. In super-resolution it only flips images, whatever the
@@ -431,6 +432,7 @@ class Batches:
         device: torch.device,
         readers: int = 1,
         ranks: Ranks | None = None,
+        balanced: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the stage's batches; reading starts with the first step.
@@ -439,7 +441,9 @@ class Batches:
             seed: the seed of site, round and stage.
             readers: number of threads that read the samples of the next steps, if they are on disk.
             ranks: the processes that divide every batch.
+            balanced: let every class come equally often; each sample's label is a class.
         """
+        self._balanced = balanced
         self._ranks = ranks
         self._split, self._seed, self._device = data.training, seed, device
         self._flips_only = data.task in ("super_resolution", "tabular")  # a row at one place is its own mirror image
@@ -466,7 +470,11 @@ class Batches:
         epoch, turn = divmod(step, self.per_epoch)
         if epoch not in self._orders:
             newest = dict(list(self._orders.items())[-1:])
-            order = np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))
+            generator = np.random.default_rng(self._seed("order", epoch))
+            if self._balanced:
+                order = _balanced_order([sample.label for sample in self._split.samples], generator)
+            else:
+                order = generator.permutation(len(self._split))
             self._orders = {**newest, epoch: order}
         return [int(index) for index in self._orders[epoch][turn * self._size : (turn + 1) * self._size]]
 
@@ -540,6 +548,25 @@ class Batches:
     def _submit(self, step: int) -> list[Future[Example]]:
         assert self._readers is not None
         return [self._readers.submit(self._split.read_one, index) for index in self._own(step)]
+
+
+def _balanced_order(labels: Sequence[object], generator: np.random.Generator) -> np.ndarray:
+    """Return as many samples as there are labels, such that each class comes once in as many as there are classes.
+
+    The classes of these come in an order drawn anew. A class's samples come in an order drawn anew, too, once all of
+    them have come.
+    """
+    members: dict[object, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    due: dict[object, list[int]] = {label: [] for label in members}
+    order: list[int] = []
+    while len(order) < len(labels):
+        for turn in generator.permutation(len(members)):
+            label = [*members][turn]
+            due[label] = due[label] or generator.permutation(members[label]).tolist()
+            order.append(due[label].pop())
+    return np.array(order[: len(labels)])
 
 
 def site_seed(settings: TrainingSettings) -> Seed:

@@ -30,7 +30,7 @@ from peer.train.device_queue import gpu_folder
 
 FLIP = 0.5
 """Probability that an axis of an image is flipped where ``[data.augmentation]`` has no ``flip``."""
-SUPERVISION_KEYS = ("class_weights", "label_smoothing", "clip_norm")
+SUPERVISION_KEYS = ("class_weights", "class_sampling", "label_smoothing", "clip_norm")
 """Keys of ``[training]`` that change a site's own gradients."""
 
 ROW_SIZE = (1,)

@@ -136,6 +136,18 @@ def _groups(place: Mapping[str, Any], slope: float) -> Dataset:
     return group
 
 
+def real_world(first: int, last: int, unit: str = "mm2/s", **values: Any) -> Sequence:
+    """The sequence of one mapping of stored values to real world values."""
+    mapping, code = Dataset(), Dataset()
+    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = unit, "UCUM", unit
+    mapping.MeasurementUnitsCodeSequence = Sequence([code])
+    for name, value in (("First", first), ("Last", last)):
+        mapping.add_new(f"RealWorldValue{name}ValueMapped", "US", value)
+    for key, value in values.items():
+        setattr(mapping, f"RealWorldValue{key}", value)
+    return Sequence([mapping])
+
+
 def _position(place: Mapping[str, Any]) -> Dataset:
     group, position = Dataset(), Dataset()
     position.ImagePositionPatient = place["ImagePositionPatient"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 BUDGET = {
     "The same house with less in it": (73_550, 81_400),
-    "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (4_080, 3_100),
+    "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (4_425, 3_360),
     "Real hospitals: tables, survival, statistics, and a demonstration with their names": (6_000, 4_600),
     "Private by measure": (7_320, 8_600),
     "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (1_160, 970),

@@ -93,7 +93,7 @@ MAY_IMPORT = {
 }
 CORE_STDLIB = frozenset(
     "__future__ bisect collections dataclasses enum functools hashlib heapq hmac itertools json math operator re "  # noqa: SIM905
-    "statistics string struct types typing".split()
+    "statistics string struct types typing unicodedata".split()
 )
 """The modules that ``core`` may import: none reads a clock, draws a number, opens a file or waits.
 """

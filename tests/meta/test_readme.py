@@ -153,3 +153,9 @@ def test_readme_is_short(root: Path) -> None:
 )
 def test_a_wrong_command_is_found(arguments: list[str]) -> None:
     assert problem(arguments)
+
+
+def test_nothing_names_this_program_as_a_package_of_the_index(root: Path, files: list[Path]) -> None:
+    """Whoever registers the name there would get code into hospitals; extras are those of a checkout or bundle."""
+    texts = {path: (root / path).read_text("utf-8") for path in files if path.suffix in (".md", ".py", ".toml")}
+    assert [str(path) for path, text in texts.items() if f"{PROGRAM}[" in text] == []

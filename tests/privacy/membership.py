@@ -70,7 +70,8 @@ data.pool = {pool}
 {public}data.input_size = [8, 8]
 training.device = "cpu"
 training.batch_size = 16
-{training}budget.steps = {steps}
+{training}
+budget.steps = {steps}
 budget.minor_steps = {minor_steps}
 budget.learning_rate = {learning_rate}
 task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
@@ -108,6 +109,15 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     'class_weights = "balanced"': {"training": 'training.class_weights = "balanced"'},
 }
 """What a federation of FedVisit, or each of its sites, can set."""
+FIXED = {"parameters": 'header = "fixed_bias"'}
+BALANCED = {"training": 'training.class_sampling = "balanced"'}
+CLASS_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    'header = "fixed_bias"': FIXED,
+    'class_sampling = "balanced"': BALANCED,
+    "both": FIXED | BALANCED,
+}
+"""What they can set against telling the host's classes."""
 EPSILONS = (8.0, 3.0, 1.0)
 PEOPLE = 67
 """Of a site with ``FITTED``, each image a person."""
@@ -422,6 +432,25 @@ def print_options(scale: dict[str, Any]) -> None:
         print(f"| `{name}` | {' | '.join(f'{cell:.2f}' for cell in cells)} |", flush=True)
 
 
+def print_class_options(scale: dict[str, Any]) -> None:
+    """Print what each of ``CLASS_OPTIONS`` changes in the figures of ``class_figures``, and in the accuracy."""
+    titles = ("set", "accuracy", "by", "correlation, one visit", "all visits", "AUC, one visit", "all visits")
+    print(f"| {' | '.join(titles)} |", "|" + "---|" * len(titles), sep="\n", flush=True)
+    for name, changes in CLASS_OPTIONS.items():
+        runs = simulate("fedvisit", augmented=False, scale=scale | DIRICHLET_SITES | changes, membership=False)
+        right = fmean(value for simulation in runs for value in simulation.own_accuracies())
+        figures = [figure for simulation in runs for figure in simulation.class_figures()]
+        for source in ("bias", "predictions"):
+            of_visits = [
+                [figure for figure in figures if (figure.source, figure.visits) == (source, visits)]
+                for visits in ("one visit", "all")
+            ]
+            aucs = [[figure.auc for figure in chosen if figure.auc is not None] for chosen in of_visits]
+            cells = [fmean(figure.correlation for figure in chosen) for chosen in of_visits]
+            cells += [fmean(values) if values else 0.5 for values in aucs]
+            print(f"| `{name}` | {right:.3f} | {source} | {' | '.join(f'{cell:.2f}' for cell in cells)} |", flush=True)
+
+
 def print_table(methods: Sequence[str], scale: dict[str, Any], *, augmented: bool = True) -> None:
     """Print the table of figures, also with augmentation for those methods that it is measured for."""
     print_header()
@@ -467,6 +496,9 @@ def main() -> None:
     scales.add_argument(
         "--options", type=int, metavar="N", help="the same with each setting that limits it, three seeds"
     )
+    scales.add_argument(
+        "--classes", type=int, metavar="N", help="what tells the host's classes, at sites where they differ, six rounds"
+    )
     scales.add_argument("--noise", action="store_true", help="of fedavg and fedvisit, as --fitted, with noise")
     arguments = parser.parse_args()
     if arguments.noise:
@@ -481,6 +513,9 @@ def main() -> None:
         return
     if arguments.options is not None:
         print_options(FULL | {"steps": 12, "test_share": 1 - arguments.options / POOL})
+        return
+    if arguments.classes is not None:
+        print_class_options(FULL | {"rounds": 6, "steps": 12, "test_share": 1 - arguments.classes / POOL})
         return
     scale = QUICK if arguments.quick else FITTED if arguments.fitted else FULL
     methods = arguments.methods or (FITTED_METHODS if arguments.fitted else METHODS)

@@ -278,6 +278,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
             "batch_size": experiment.batch_size(label),
             "models": list(row.models),
             "one_network": experiment.plan(label).shared == "itself",
+            **({} if experiment.plan(label).predicts else {"predicts": False, "rounds": 1}),
             **({"candidate_of": row.candidate_of} if row.candidate_of else {}),
             **({"rounds": row.rounds} if row.rounds else {}),
             "stages": {

@@ -122,18 +122,21 @@ def build_report(
     """Build the whole report; its figures have the style of ``plotting``."""
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     published = reference_tables(results.experiment.get("reference"))
-    measured = Measurements(results)
+    with_models = results.with_models()
+    measured = Measurements(with_models)
+    suffixes = {setting: "-" + slug("-".join(setting)) if results.settings[1:] else "" for setting in results.settings}
     sources = []
-    for setting in results.settings:
-        suffix = "-" + slug("-".join(setting)) if len(results.settings) > 1 else ""
-        comparisons = _compare(measured, setting, published, suffix)
-        sources.append(SectionSource(results, setting, suffix, comparisons, styles, targets, resamples))
+    for setting in with_models.settings:
+        comparisons = _compare(measured, setting, published, suffixes[setting])
+        sources.append(SectionSource(with_models, setting, suffixes[setting], comparisons, styles, targets, resamples))
     sections = []
     with plotting.plot_style():
         for title, builder in BUILDERS.items():
             progress(title)
             sections.append(Section(title, _build_parts(sources, builder)))
-        sections.insert(1, Section("Gains by setting", list(_gains_by_setting(results, sources, styles))))
+        progress("Cost")
+        sections.append(Section("Cost", list(_costs(results, suffixes, styles))))
+        sections.insert(1, Section("Gains by setting", list(_gains_by_setting(with_models, sources, styles))))
         sections.insert(2, Section("Published figures", list(_published(published, sources))))
         sections.insert(3, Section("Data", [part for part in _data(results) if part is not None]))
     sections.append(Section("Reproduction", list(_reproduction(results))))
@@ -175,10 +178,12 @@ def _build_parts(sources: Sequence[SectionSource], builder: Builder) -> list[Rep
     parts: list[ReportPart] = []
     for source in sources:
         setting_parts = [part for part in builder(source) if part is not None]
-        if setting_parts and source.suffix:
-            parts.append(f"## {source.results.title(source.setting)}")
-        parts += setting_parts
+        parts += _with_heading(setting_parts, source.results.title(source.setting) if source.suffix else "")
     return parts
+
+
+def _with_heading(parts: list[ReportPart], title: str) -> list[ReportPart]:
+    return [f"## {title}", *parts] if parts and title else parts
 
 
 def _results(source: SectionSource) -> Iterator[ReportPart | None]:
@@ -280,11 +285,16 @@ def _insight(source: SectionSource) -> Iterator[ReportPart | None]:
     yield diagnosis.bases(basis_errors, source.styles, name=source.name("basis"))
 
 
-def _costs(source: SectionSource) -> Iterator[ReportPart | None]:
-    measured, setting = source.main.measured, source.setting
-    yield costs.traffic_figure(costs.sent(measured, setting), source.styles, name=source.name("traffic"))
-    yield costs.traffic_table(measured, setting, name=source.name("traffic"))
-    yield costs.footprint(source.results, setting, name=source.name("networks"))
+def _costs(results: Results, suffixes: Mapping[Setting, str], styles: Mapping[str, Style]) -> Iterator[ReportPart]:
+    """Yield what every row cost in each setting, also rows without a model."""
+    measured = Measurements(results)
+    for setting, suffix in suffixes.items():
+        parts = [
+            costs.traffic_figure(costs.sent(measured, setting), styles, name=f"traffic{suffix}"),
+            costs.traffic_table(measured, setting, name=f"traffic{suffix}"),
+            costs.footprint(results, setting, name=f"networks{suffix}"),
+        ]
+        yield from _with_heading([part for part in parts if part is not None], results.title(setting) if suffix else "")
 
 
 BUILDERS: Mapping[str, Builder] = {
@@ -307,7 +317,6 @@ BUILDERS: Mapping[str, Builder] = {
         tsne.features(source.shown_runs, source.results.sites(source.setting)[-1], name=source.name("features"))
     ],
     "Samples": lambda source: [panels.panels(source.shown_runs, kind=source.results.kind, name=source.name("panels"))],
-    "Cost": _costs,
 }
 """The sections of a setting, in order."""
 
@@ -351,6 +360,11 @@ def _missing(results: Results) -> list[str]:
                 without.setdefault(results.reason_without_runs(setting, label), []).append(label)
         for reason, labels in without.items():
             sentences.append(f"No run of {', '.join(labels)}{where}{f': {reason}' if reason else ''}.")
+    if results.without_model:
+        sentences.append(
+            f"Tables of a model's metrics leave out {', '.join(results.without_model)}: no model is trained there. "
+            "`mhfl-peer statistics --file` shows a site's statistics.json of such a run."
+        )
     unseen = sorted({run.setting for run in results.runs} - set(results.settings))
     if unseen:
         sentences.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")

@@ -250,6 +250,22 @@ class Results:
         ]
         return ", ".join(parts)
 
+    @property
+    def without_model(self) -> list[str]:
+        """The rows with a run whose method trains no model, such as statistics."""
+        facts = self.experiment["methods"]
+        return [label for label in facts if not facts[label].get("predicts", True) and self._has_run(label)]
+
+    def _has_run(self, label: str) -> bool:
+        return any(run.method == label for run in self.runs)
+
+    def with_models(self) -> Results:
+        """Keep the rows that have a model's metrics; the result may be empty."""
+        left_out = self.without_model
+        methods = {label: facts for label, facts in self.experiment["methods"].items() if label not in left_out}
+        runs = [run for run in self.runs if run.method not in left_out]
+        return replace(self, experiment={**self.experiment, "methods": methods}, runs=runs)
+
     def with_rows(self, names: Mapping[str, str]) -> Results:
         """Keep these rows, in this order, each under its name here; all of them if none is given.
 

@@ -29,7 +29,12 @@ FEDVISIT = Plan(
         "kd": Parameter(1.0, "weight of learning the other model's predictions", 0.0),
         "temperature": Parameter(1.0, "divides the logits of both models in that", 0.01, 100.0),
         "gamma": Parameter(1.0, "weight of the similarity distillation", 0.0),
-        "header": Parameter("open", "whether the visiting model's header trains", choices=("open", "frozen")),
+        "header": Parameter(
+            "open",
+            "what of the visiting model's header trains: all; all but its bias, whose change tells the host's classes; "
+            "nothing",
+            choices=("open", "fixed_bias", "frozen"),
+        ),
         "merge_weight": Parameter(
             0.5, "weight of a returned copy in the average; the model that stayed has 1", 0.01, 100.0
         ),
@@ -51,7 +56,7 @@ FEDVISIT_TWIN = replace(
         "visits": FEDVISIT.parameters["visits"],
         "kd": Parameter(1.0, "weight of twin and visiting twin learning each other's predictions", 0.0),
         "personal_kd": Parameter(1.0, "weight of the local model learning the predictions of each of both", 0.0),
-        **{name: FEDVISIT.parameters[name] for name in ("temperature", "merge_weight", "segmentation_loss")},
+        **{name: FEDVISIT.parameters[name] for name in ("temperature", "header", "merge_weight", "segmentation_loss")},
     },
     source="ours; FedVisit beside a personal model",
     travels=("twin", "visitor"),

@@ -73,14 +73,24 @@ def train(context: StageContext) -> Stage:
     networks: dict[str, Any] = {DAM: context.dam}
     passes = []
     for origin, visitor in context.received.items():
-        assert isinstance(visitor, Network)
-        if context.parameters["header"] == "frozen":
-            for parameter in visitor.head.parameters():
-                parameter.requires_grad_(False)
+        _fix_header(visitor, context.parameters["header"])
         name = visitor_name(origin)
         networks[name] = visitor
         passes.append((Step((DAM, name), _losses(context, name)),))
     return Stage(networks, tuple(passes), divides=True)
+
+
+def _fix_header(visitor: Any, trained: str) -> None:
+    """Exempt from training what the parameter ``header`` says: nothing, the header's biases, or all of it.
+
+    The bias's change in a visit follows the host's shares of the classes: cross-entropy moves it by their difference
+    from the predicted ones.
+    """
+    if trained == "open":
+        return
+    for name, parameter in visitor.head.named_parameters():
+        if trained == "frozen" or name.rpartition(".")[2] == "bias":
+            parameter.requires_grad_(False)
 
 
 def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
@@ -121,6 +131,8 @@ def train_twin(context: StageContext) -> Stage:
     """Train local model and twin throughout, and each visitor for its share of the steps."""
     own: dict[str, Any] = {DAM: context.dam, TWIN: context.networks[TWIN]}
     visitors = {visitor_name(origin): visitor for origin, visitor in context.received.items()}
+    for visitor in visitors.values():
+        _fix_header(visitor, context.parameters["header"])
     steps = [Step((*own, name), _twin_losses(context, TWIN, name)) for name in visitors]
     steps = steps or [Step(tuple(own), _twin_losses(context, TWIN))]
     return Stage(own | visitors, tuple((step,) for step in steps), divides=True)

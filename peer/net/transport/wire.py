@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from peer.core import limits
 from peer.core.artifacts import PURPOSES, UNMEASURED, EvaluationResult, Purpose, Unmeasured
+from peer.core.class_numbering import DIGEST_BYTES
 from peer.core.messages import ChainHead, Heartbeat, Hello, Seen, SignedManifest, SignedRound, Unavailable
 from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
@@ -179,6 +180,7 @@ def encode_greeting(greeting: Hello) -> pb.Greeting:
         protocol_max=greeting.protocol_max,
         features=greeting.features,
         head=encode_head(greeting.head),
+        class_names=[bytes.fromhex(digest) for digest in greeting.class_names],
     )
 
 
@@ -225,6 +227,7 @@ def decode_greeting(message: pb.Greeting) -> Hello:
         evaluates=message.evaluates if message.HasField("evaluates") else None,
         protocol_max=message.protocol_max,
         features=tuple(message.features),
+        class_names=tuple(digest.hex() for digest in message.class_names),
         head=decode_head("greeting", message),
     )
     _check_greeting(greeting)
@@ -241,6 +244,10 @@ def _check_greeting(greeting: Hello) -> None:
         if not FEATURE.fullmatch(feature):
             shown = feature[:SHOWN_CHARACTERS]
             raise WireError(f"greeting.features {shown!r} is not 1 to {limits.FEATURE_BYTES_MAX} of a-z, 0-9 and -")
+    at_most("greeting.class_names", len(greeting.class_names), limits.CLASS_NAMES_MAX, "entries")
+    for name in greeting.class_names:
+        if len(name) not in (0, 2 * DIGEST_BYTES):
+            raise WireError(f"greeting.class_names has a digest of {len(name) // 2} bytes, not {DIGEST_BYTES}")
     digest("greeting.federation", greeting.federation)
     digest("greeting.roster", greeting.roster)
     digest("greeting.round_key_tag", greeting.round_key_tag)

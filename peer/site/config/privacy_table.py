@@ -142,6 +142,8 @@ def site_noise_problems(
         yield f"egress.training_set_size: it leaves without noise, and {because}; leave it out"
     if isinstance(training.class_weights, str):
         yield f"training.class_weights: they depend on all people, and {because}; write numbers, or leave it out"
+    if training.class_sampling is not None:
+        yield f"training.class_sampling: every step has each person's samples, since {because}; leave it out"
     if training.clip_norm is not None:
         yield f"training.clip_norm: each person's gradient is clipped by itself, since {because}; leave it out"
     learns = plan.noised & LOCAL and not model.freeze and model.adapters is None  # what is frozen couples nobody

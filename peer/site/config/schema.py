@@ -37,7 +37,7 @@ from peer.site.config.site_tables import (
     ReferenceConfig,
     TrainingConfig,
 )
-from peer.site.config.task_table import TaskConfig, geometry_problems, table_problems
+from peer.site.config.task_table import TaskConfig, geometry_problems, sampling_problems, table_problems
 from peer.site.config.toml import (
     Addresses,
     Count,
@@ -557,7 +557,7 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(f"reference.metric: {federation.task.objective} has {', '.join(metrics)}")
     problems += _scale_problems(federation.task.kind, site)
     problems += geometry_problems(federation.task, site.data)
-    problems += _supervision_problems(federation, site.training)
+    problems += [*_supervision_problems(federation, site.training), *sampling_problems(federation.task, site.training)]
     if federation.noise is not None:
         problems += site_noise_problems(site.egress, site.training, site.model, plan)
     if problems:

@@ -301,6 +301,10 @@ class TrainingConfig(StrictTable):
     training samples here (in segmentation: of places), so scaled that the mean is 1; or a number for each class, in
     the order of [task] class_names. Of several labels: what a present one weighs; "balanced" is the number of absent
     ones over that of present ones here. Left out: all weigh 1."""
+    class_sampling: Literal["balanced"] | None = None
+    """ "balanced": each class that occurs here comes equally often in every batch, so that a small one repeats in a
+    pass, and a large one is a part of it. Models that train here then tell less of the classes' shares. Left out: a
+    pass has each sample once."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of a label's weight in the cross-entropy that is spread evenly over all classes; of several labels over
     yes and no."""

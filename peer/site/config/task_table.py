@@ -11,7 +11,7 @@ from peer.core import limits
 from peer.core.columns import TableColumn, count_channels
 from peer.core.targets import Target, TargetKind
 from peer.core.tasks import CLASSIFYING, objective_of
-from peer.site.config.site_tables import DataConfig
+from peer.site.config.site_tables import DataConfig, TrainingConfig
 from peer.site.config.toml import Count, Loose, Positive, StrictTable, key_problem, suggestion
 from peer.site.config.value_types import Finite, Text
 
@@ -197,6 +197,16 @@ def table_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
     for key in ("input_size", "regions", "normalise", "orientation", "spacing", "scale", "intensity", "nan"):
         if getattr(data, key) != getattr(default, key):
             yield f"data.{key}: is for images and signals; a table's columns have ranges and levels; leave it out"
+
+
+def sampling_problems(task: TaskConfig, training: TrainingConfig) -> Iterator[str]:
+    """Problems with balanced batches: a sample needs one class, and each class counts alike already."""
+    if training.class_sampling is None:
+        return
+    if task.objective not in CLASSIFYING:
+        yield f"training.class_sampling: a sample of {task.objective} has no single class; leave it out"
+    if training.class_weights == "balanced":
+        yield 'training.class_weights: with class_sampling = "balanced" every class counts alike; leave out one of them'
 
 
 def geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:

@@ -34,6 +34,7 @@ class Consistency:
     notes: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
     signals: dict[str, str] = field(default_factory=dict)
+    relationships: dict[str, str] = field(default_factory=dict)
 
     def add(self, images: Mapping[Path, StoredImage]) -> None:
         """Add the files of one sample."""
@@ -44,6 +45,7 @@ class Consistency:
             self.depths[str(path)] = image.depth
             self.doubts += [f"{path} {doubt}" for doubt in image.doubts]
             self.notes += [f"{path} {note}" for note in image.notes]
+            self.relationships[str(path)] = image.relationship or "LIN or not stated"
             if image.signals:
                 self.signals[str(path)] = image.signals
             if image.spacing is not None:
@@ -101,6 +103,11 @@ class Consistency:
             lines.append(
                 f"recordings differ in their signals: {_outliers(self.signals)}; training takes channels by their "
                 "order, whatever their label and rate"
+            )
+        if len(set(self.relationships.values())) > 1:
+            lines.append(
+                f"values relate otherwise to the X-ray beam's intensity, by PixelIntensityRelationship: "
+                f"{_outliers(self.relationships)}; take one kind"
             )
         if len(set(self.depths.values())) > 1 and not {"intensity", "normalise"} & {*settled}:
             lines.append(

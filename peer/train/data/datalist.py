@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from peer.core.class_numbering import listed_names, plain_name
 from peer.core.columns import TableColumn
 from peer.core.targets import CLASS, Label, Target, check_targets
 from peer.core.tasks import CLASSIFYING
-from peer.train.data.file_names import NAMES_SHOWN_MAX, describe_missing, named, plain_name
+from peer.train.data.file_names import NAMES_SHOWN_MAX, describe_missing, named
 from peer.train.data.table_rows import TableRows
 
 SPLITS = ("training", "test")
@@ -166,7 +167,7 @@ def inspect_datalist(
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
     bound = classes if target.kind == "class" else None
     problems += _check_samples(splits["training"], splits["test"], task, bound, target if learns else None)
-    own_names = _class_names(document)
+    own_names = listed_names(document)
     problems += [*_other_names(own_names, class_names), *table.problems()]
     notes = (*_unused_lists(document), *_misnamed_keys(document), *_almost_shared(splits), *table.notes())
     unused = Counter(key for entry in _entries(document) for key in entry if key not in ENTRY_KEYS)
@@ -199,15 +200,6 @@ def _almost_shared(splits: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
     near = sorted(f"{plain[plain_name(name)]!r} and {name!r}" for name in test - training if plain_name(name) in plain)
     if near:
         yield f"subjects of training and of test differ in case or signs alone: {named(near)}; see that they are two"
-
-
-def _class_names(document: Mapping[str, Any]) -> dict[int, str]:
-    """Return class names by number from the key ``labels``: a list, or an object, as ``data import`` writes it."""
-    labels = document.get("labels")
-    if isinstance(labels, list):
-        labels = {str(number): name for number, name in enumerate(labels)}
-    pairs = labels.items() if isinstance(labels, Mapping) else ()
-    return {int(number): name for number, name in pairs if number.isdecimal() and isinstance(name, str) and name}
 
 
 def _other_names(own: Mapping[int, str], agreed: Sequence[str]) -> Iterator[str]:

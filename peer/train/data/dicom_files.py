@@ -23,6 +23,7 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from peer.errors import ConfigError
 from peer.extras import install_remedy
+from peer.train.data.real_world_values import MAPPING, RealWorldMapping, read_mapping, read_relationship
 
 Vector: TypeAlias = NDArray[Any]
 
@@ -37,7 +38,10 @@ UNITS_FROM = frozenset({"CT", "NM", "PT"})
 
 DIGITS = re.compile(r"\d+")
 
-VALUE_FIELDS = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue")
+VALUE_FIELDS = (
+    "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue", MAPPING,
+    "PixelIntensityRelationship",
+)  # fmt: skip
 """Fields that change the meaning of stored values: either all slices of a volume have such a field, or none."""
 
 FRAME_BYTES_MIN = 8
@@ -60,6 +64,7 @@ class DicomImage:
     read: Callable[[], NDArray[Any]]
     affine: Vector | None
     doubts: tuple[str, ...]
+    relationship: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class DicomSlice:
         axes: the directions in which columns and in which rows follow each other, ``(2, 3)``.
         spacing: mm between rows and between columns.
         rescale: slope and intercept of this frame alone.
+        mapping: to real world values, of this frame or its file, where slope and intercept do not apply it.
     """
 
     name: str
@@ -80,6 +86,7 @@ class DicomSlice:
     axes: Vector | None
     spacing: Vector | None
     rescale: tuple[float, float] | None = None
+    mapping: RealWorldMapping | None = None
 
 
 def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
@@ -105,6 +112,12 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     unscaled = [plane.name for plane in planes if plane.rescale is None]
     if unscaled and len(unscaled) < len(planes):
         raise ValueError(f"{unscaled[0]} has no RescaleSlope, other frames have one")
+    units = {plane.mapping and plane.mapping.unit: plane.name for plane in planes}
+    if len(units) > 1:
+        raise ValueError(f"{' and '.join(units.values())} map their values to real world values of different kinds")
+    relationships = {read_relationship(file.name, other): file.name for file, other in zip(files, headers, strict=True)}
+    if len(relationships) > 1:
+        raise ValueError(f"{' and '.join(relationships.values())} differ in PixelIntensityRelationship")
     planes, step = _in_order(planes)
     affine = _affine(planes[0], step)
     doubts: tuple[str, ...] = ()
@@ -116,7 +129,9 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     sign = "int" if header.get("PixelRepresentation", 0) else "uint"
     depth = f"{sign}{header.get('BitsAllocated', 16)}"
     channels = _channels(header, is_label_map)
-    return DicomImage(space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts)
+    return DicomImage(
+        space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts, *relationships
+    )
 
 
 def storage_class(header: Any) -> str:
@@ -203,11 +218,13 @@ def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
     if groups is not None:
         if len(groups) != count:
             raise ValueError(f"{name} has {count} frames and describes {len(groups)}")
-        yield from _enhanced(plane, groups, header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()])
-    elif count == 1:
-        yield plane
-    else:
-        yield from _classic(plane, count, header)
+        yield from _enhanced(plane, groups, header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()], header)
+        return
+    rescale = (
+        (float(header.RescaleSlope), float(header.get("RescaleIntercept", 0))) if "RescaleSlope" in header else None
+    )
+    plane = replace(plane, mapping=read_mapping(header.get(MAPPING) or (), rescale, header))
+    yield from [plane] if count == 1 else _classic(plane, count, header)
 
 
 def _check_frames(file: Path, header: Any, count: int) -> None:
@@ -224,10 +241,13 @@ def _check_frames(file: Path, header: Any, count: int) -> None:
         )
 
 
-def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -> Iterator[DicomSlice]:
+def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any], header: Any) -> Iterator[DicomSlice]:
+    def items(group: Any, sequence: str) -> Sequence[Any]:
+        chosen: Sequence[Any] = group.get(sequence) or shared[0].get(sequence) or ()
+        return chosen
+
     def item(group: Any, sequence: str) -> Any:
-        items = group.get(sequence) or shared[0].get(sequence)
-        return items[0] if items else pydicom.Dataset()
+        return next(iter(items(group, sequence)), pydicom.Dataset())
 
     for frame, group in enumerate(groups):
         position, orientation = item(group, "PlanePositionSequence"), item(group, "PlaneOrientationSequence")
@@ -236,7 +256,8 @@ def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -
         rescale = (float(values.RescaleSlope), float(values.RescaleIntercept)) if "RescaleSlope" in values else None
         place = _place(position, orientation, spacing)
         name = f"frame {frame + 1} of {plane.name}"
-        yield DicomSlice(name, plane.file, frame, frame, *place, rescale)
+        mapping = read_mapping(items(group, MAPPING) or header.get(MAPPING) or (), rescale, header)
+        yield DicomSlice(name, plane.file, frame, frame, *place, rescale, mapping)
 
 
 def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]:
@@ -376,7 +397,7 @@ def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_m
         values = frames[plane.file][plane.frame]
         if plane.rescale is not None:
             values = values * plane.rescale[0] + plane.rescale[1]
-        slices.append(values)
+        slices.append(values if plane.mapping is None or is_label_map else plane.mapping.apply(values))
     return slices[0] if len(slices) == 1 else np.stack([values.swapaxes(1, 2) for values in slices], axis=-1)
 
 

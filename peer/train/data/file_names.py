@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
+from peer.core.class_numbering import plain_name
+
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is one line
 
 
@@ -37,12 +39,6 @@ def describe_missing(path: Path) -> str:
     near = [name for name in names if plain_name(name) == wanted]
     near += [name for name in names if plain_name(name).partition(".")[0] == wanted.partition(".")[0]]
     return f"{shown} (did you mean {near[0]}?)" if near else shown
-
-
-def plain_name(name: str) -> str:
-    """Return a name without case, Unicode form, invisible signs and spaces around it, to compare it as people do."""
-    visible = "".join(sign for sign in name if unicodedata.category(sign) != "Cf")
-    return unicodedata.normalize("NFC", visible).casefold().strip()
 
 
 def named(names: Iterable[str]) -> str:

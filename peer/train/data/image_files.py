@@ -86,6 +86,7 @@ class StoredImage:
         notes: what a user should look at.
         signals: the channels of a recording by label and unit, and their rate; empty for other
             formats.
+        relationship: how values relate to the intensity of an X-ray beam, if that is not linear.
     """
 
     space: Shape
@@ -97,6 +98,7 @@ class StoredImage:
     doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     signals: str = ""
+    relationship: str = ""
 
     @property
     def orientation(self) -> str:
@@ -464,8 +466,9 @@ def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
         spacing = spacing[1::-1]  # rows, columns
     notes = _notes_of_angles(affine) if affine is not None and is_volume else ()
     return StoredImage(
-        image.space, image.channels, image.depth, image.read, affine, spacing, image.doubts if is_volume else (), notes
-    )
+        image.space, image.channels, image.depth, image.read, affine, spacing, image.doubts if is_volume else (), notes,
+        relationship=image.relationship,
+    )  # fmt: skip
 
 
 def _open_edf(path: Path, _: bool) -> StoredImage:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from peer import errors
 from peer.core import limits
 from peer.core.artifacts import EvaluationResult
+from peer.core.class_numbering import NUMBERS_DIFFER, differing_names, digest_names
 from peer.core.messages import Heartbeat, Hello, SignedManifest
 from peer.core.roster import NO_ROUND_KEY, SiteName, round_key_tag
 from peer.daemon import proxies
@@ -35,6 +36,7 @@ from peer.site.config.site_tables import is_loopback
 from peer.site.config.toml import split_address, split_relay, split_route
 from peer.site.membership.chain import Membership
 from peer.site.membership.folder import MembershipFolder
+from peer.site.records.listed_classes import read_class_names
 from peer.view.preflight.finding import Finding
 
 BEATS = 2
@@ -135,6 +137,7 @@ class ReachabilityCheck:
         status: Mapping[str, Any] | None,
     ) -> None:
         self._federation, self._site, self._own, self._status = federation, site, own, status
+        self._class_names = read_class_names(federation, site)
         kept = MembershipFolder(folder.membership)
         chain, pin = kept.chain(federation), kept.joined()
         membership = chain.head
@@ -326,6 +329,7 @@ class ReachabilityCheck:
             clock_s=time.time(),
             round_key_tag=round_key_tag(self._pki.load().round_key or NO_ROUND_KEY, federation.digest),
             head=self._head,
+            class_names=digest_names(self._class_names, federation.digest),
         )
         try:
             answer = await client.hello(peer, own_hello)
@@ -338,14 +342,20 @@ class ReachabilityCheck:
                                f"{error.reason}", WAIT_FOR_AMENDMENT)  # fmt: skip
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         except ExchangeError as error:
-            return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
+            remedy = "compare `mhfl-peer federation show` at both sites"
+            if NUMBERS_DIFFER in error.reason:
+                remedy = "give each class one number, in the datalists of both sites"
+            return Finding(peer, "failure", error.reason, remedy)
         self._answered.add(peer)
         skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
         route = describe_route(self._book, self._proxy_for, peer, address)
         way = address if route == "direct" else f"{address} ({route})"
         text = f"answers at {way} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
-        late = abs(skew_s) > limits.CLOCK_SKEW_WARNING_S
-        return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
+        remedies = ["set both clocks (NTP)"] if abs(skew_s) > limits.CLOCK_SKEW_WARNING_S else []
+        if differing := list(differing_names(self._class_names, answer.class_names, federation.digest)):
+            text += f"; its datalist has another name for class {', '.join(differing)}"
+            remedies.append("ask that site what its class is, or found the federation with class_names")
+        return Finding.by_remedy(peer, text, "; ".join(remedies))
 
     async def _wait_for_calls(self) -> dict[SiteName, bool]:
         """Return whether each peer has called this site, after the time in which a running peer calls."""

@@ -15,8 +15,8 @@ from peer.site.config.schema import FederationConfig
 
 EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
 NAMELESS = (
-    "[task] has no class_names: nobody notices a site that numbers the classes otherwise, and predictions say only "
-    "their numbers"
+    "[task] has no class_names: a site that numbers the classes otherwise is noticed only where datalists name them, "
+    "and predictions say only their numbers"
 )
 
 

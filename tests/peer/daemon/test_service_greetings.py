@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fakes.peer_service import ASIA, EUROPE, KEY, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
 from peer.core.artifacts import TensorSpec
+from peer.core.class_numbering import digest_names
 from peer.core.limits import PROTOCOL_VERSION
 from peer.core.messages import FEATURES, Hello, Manifest, Seen
 from peer.core.privacy import Spending
@@ -169,6 +171,22 @@ async def test_a_question_that_differs_is_answered_and_leaves_no_trace(
         await site.service.hello(ASIA, greeting(site, generation=0, **changes))
     await site.service.beat(ASIA, NOW)
     assert [type(event) for event in site.events] == [events.PeerGreeted, events.PeerHeard]
+
+
+@pytest.mark.parametrize("generation", [0, 3])
+async def test_a_site_that_numbers_the_classes_otherwise_is_refused_by_name(tmp_path: Path, generation: int) -> None:
+    (tmp_path / "datalist.json").write_text('{"labels": {"0": "benign", "1": "malignant"}}')
+    site = SiteUnderTest(tmp_path)
+    swapped, alike = (
+        digest_names(names, site.federation.digest)
+        for names in ({0: "Malignant", 1: "Benign"}, {0: "Benign", 1: "Malignant"})
+    )
+    with pytest.raises(Refusal, match="the classes' numbers differ: 'malignant' is class 1 at europe, and class 0"):
+        await site.service.hello(ASIA, greeting(site, generation=generation, class_names=swapped))
+    assert [type(event) for event in site.events] == [events.PeerRefused] * bool(generation)
+    answer = await site.service.hello(ASIA, greeting(site, generation=generation, class_names=alike))
+    assert answer.class_names == alike
+    await site.service.hello(ASIA, greeting(site, generation=generation))  # of an older program
 
 
 async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_ours(site: SiteUnderTest) -> None:

@@ -115,6 +115,15 @@ def test_without_a_visitor_the_twin_learns_from_labels_alone(make_site: Any) -> 
     )
 
 
+@pytest.mark.parametrize(("header", "fixed"), [("open", set()), ("fixed_bias", {"fc.bias"})])
+def test_the_bias_of_a_visiting_twin_stays(make_site: Any, header: str, fixed: set[str]) -> None:
+    visitor = resnet(1, 6)
+    before = {name: value.clone() for name, value in visitor.named_parameters()}
+    at = make_site("fedvisit_twin", resnet(0), IMAGES.images, received={"alpha": visitor}, header=header)
+    at.step("train", IMAGES, steps=2)
+    assert {name for name, value in visitor.named_parameters() if torch.equal(value, before[name])} == fixed
+
+
 def test_the_steps_are_divided_among_the_visitors(make_site: Any) -> None:
     received = {"alpha": resnet(1, 6), "gamma": resnet(2, 2)}
     site = make_site("fedvisit_twin", resnet(0), IMAGES.images, received=received)

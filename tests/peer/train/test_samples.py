@@ -316,6 +316,23 @@ def test_an_epoch_sees_no_sample_twice_and_drops_the_rest(data: SiteData) -> Non
     assert stream.indices(0) != batches(data, seed=1).indices(0)
 
 
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_balanced_batches_have_each_class_equally_often(make_setting, signals: Path, batch_size: int) -> None:
+    edit(signals, training=[{"image": f"training{k}.npz", "label": int(k in (2, 7))} for k in range(10)])
+    uneven = loaded(TrainingSettings.of(make_setting()))
+    stream = batches(uneven, batch_size=batch_size, balanced=True)
+    assert stream.per_epoch == batches(uneven, batch_size=batch_size).per_epoch
+    steps = [stream.indices(step) for step in range(2 * stream.per_epoch)]
+    for indices in steps:
+        assert sum(index in (2, 7) for index in indices) == len(indices) // 2
+    seen = [index for indices in steps for index in indices]
+    assert set(seen) >= {2, 7}
+    large = [index for index in seen[: len(seen) // 2] if index not in (2, 7)]
+    assert len(set(large)) == len(large), "in a pass no sample of the large class comes twice"
+    assert stream.indices(1) == batches(uneven, batch_size=batch_size, balanced=True).indices(1)
+    assert stream.indices(1) != batches(uneven, batch_size=batch_size, balanced=True, seed=1).indices(1)
+
+
 def test_few_samples_are_one_full_batch(data: SiteData) -> None:
     stream = batches(data, batch_size=64)
     assert (stream.per_epoch, sorted(stream.indices(3))) == (1, list(range(10)))

@@ -63,7 +63,10 @@ def test_what_becomes_of_a_nan_is_part_of_the_digest_where_it_is_given() -> None
     assert "nan" not in repr(read().data)  # sites without the key keep the digests of 0.3.0
 
 
-@pytest.mark.parametrize("keys", [{"class_weights": "balanced"}, {"label_smoothing": 0.1}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize(
+    "keys",
+    [{"class_weights": "balanced"}, {"class_sampling": "balanced"}, {"label_smoothing": 0.1}, {"clip_norm": 1.0}],
+)
 def test_what_changes_gradients_is_part_of_the_digest_where_it_is_given(keys: dict) -> None:
     def digest(**training: object) -> str:
         site = {"data": {"input_size": [4]}, "model": {"name": "m"}, "training": training}

@@ -203,6 +203,9 @@ def test_weights_smoothing_and_clipping_are_the_same_bits_after_an_interruption(
     assert trained("listed", **keys | {"class_weights": [0.75, 1.25]}) == whole, "those of five and three samples"
     for key in keys:
         assert trained(f"without-{key}", **{name: value for name, value in keys.items() if name != key}) != whole
+    sampled = keys | {"class_weights": None, "class_sampling": "balanced"}
+    assert trained("halted-sampled", halt=True, **sampled) == trained("sampled", **sampled)
+    assert trained("unsampled", **sampled | {"class_sampling": None}) != trained("sampled-again", **sampled)
 
 
 def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, received: Source) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.html_elements import PageParser
+from fakes.json_documents import change_documents
 from fakes.report_folders import link
 from peer.errors import DiskError
 from peer.lab.report.write import report
@@ -159,3 +160,22 @@ def test_every_table_and_picture_is_also_there_for_a_manuscript_until_it_is_not_
         assert first
     report(folder, folder / "report", resamples=0)
     assert not {path for path in (folder / "report").glob("*/*") if path.suffix in (".tex", ".pdf")}
+
+
+@pytest.mark.parametrize("counted", [("FedSKD",), ("Local", "FedSKD")])
+def test_a_row_without_a_model_is_in_no_table_of_metrics_and_the_page_says_so(make, counted: tuple[str, ...]) -> None:
+    folder = make(methods={"Local": "local", "FedSKD": "fedskd"}, seeds=(0,))
+    for experiment in change_documents(folder, "experiment.json"):
+        for label in counted:
+            experiment["methods"][label] |= {"method": "statistics", "predicts": False, "rounds": 1}
+    for label in counted:
+        for result in change_documents(folder, f"runs/*.{label}.*/result.json"):
+            result["matrix"] = {model: {site: {} for site in row} for model, row in result["matrix"].items()}
+    written = report(folder, folder / "report", resamples=0)
+    tables = {path.stem: path.read_text("utf-8") for path in (folder / "report/tables").glob("*.csv")}
+    assert {name for name, text in tables.items() if "FedSKD" in text} == {"traffic", "methods", "runs"}
+    assert ("auc" in tables) == ("Local" not in counted)
+    assert len(written["results"]) == (0 if "Local" in counted else 1)
+    said = f"Tables of a model's metrics leave out {', '.join(counted)}: no model is trained there."
+    assert said in (folder / "report/report.md").read_text("utf-8")
+    assert any(said in note for note in written["notes"])

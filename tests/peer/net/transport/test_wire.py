@@ -127,6 +127,8 @@ def changed(message, changes):
             ({"features": ["UPPER"]}, "greeting.features 'UPPER' is not 1 to 32 of a-z, 0-9 and -"),
             ({"features": ["x" * 33]}, "greeting.features 'x.*' is not 1 to 32"),
             ({"features": [""]}, "greeting.features '' is not 1 to 32"),
+            ({"class_names": [b""] * 1025}, "greeting.class_names has 1025 entries, over the limit of 1024"),
+            ({"class_names": [b"x" * 15]}, "greeting.class_names has a digest of 15 bytes, not 16"),
         ]
     ]
     + [

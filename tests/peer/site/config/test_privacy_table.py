@@ -123,6 +123,7 @@ def test_noise_needs_its_numbers(key: str) -> None:
         ({"training_set_size": True}, {}, "egress.training_set_size"),
         ({"leak_auc_max": 0.7}, {}, "egress.leak_auc_max"),
         ({}, {"class_weights": "balanced"}, "training.class_weights"),
+        ({}, {"class_sampling": "balanced"}, "training.class_sampling"),
         ({}, {"clip_norm": 1.0}, "training.clip_norm"),
         ({}, {"processes": 2, "batch_size": 8}, "training.processes"),
     ],

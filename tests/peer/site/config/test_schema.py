@@ -1,18 +1,15 @@
 """federation.toml and site.toml: valid keys, defaults, and errors, alone and together."""
 
-import itertools
 import json
 import re
 import subprocess
 import sys
 import tomllib
-from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
@@ -25,7 +22,6 @@ from peer.site.config.schema import FederationConfig, SiteConfig, check_site
 from peer.site.config.site_tables import EgressConfig
 
 ROOT = Path(__file__).parents[4]
-EXAMPLES = ROOT / "deploy" / "examples"
 BASE: dict[str, Any] = {
     "name": "trial",
     "rounds": 3,
@@ -462,75 +458,6 @@ def test_every_problem_of_a_site_is_named_at_once(tmp_path: Path) -> None:
         check_site(federation(), bad, "europe")
 
 
-def uncommented(path: Path) -> str:
-    """An example whose commented keys count: the lines that start with ``#`` and no space."""
-    return re.sub(r"(?m)^#(?=\S)", "", path.read_text())
-
-
-def missing_keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str]:
-    """The fields of a model, and of the tables in it, that the document lacks."""
-    missing = {name for name in model.model_fields if name not in document}
-    for name, field in model.model_fields.items():
-        inner = document.get(name)
-        inner_types = () if get_origin(field.annotation) is dict else get_args(field.annotation)
-        for candidate in (field.annotation, *inner_types):
-            if (
-                isinstance(candidate, type)
-                and issubclass(candidate, BaseModel)
-                and inner
-                and not isinstance(inner, str)
-            ):
-                table = dict(ChainMap(*inner)) if isinstance(inner, list) else inner
-                missing |= {f"{name}.{key}" for key in missing_keys(candidate, table)}
-    return missing
-
-
-def test_example_federation_is_valid_and_shows_every_key() -> None:
-    example = FederationConfig.load(EXAMPLES / "federation.toml")
-    assert len(example.roster) == 4
-    document = tomllib.loads(uncommented(EXAMPLES / "federation.toml"))
-    of_noise = re.compile(r"^(epsilon|people|members_min) = .*\n", re.MULTILINE)  # which the example does not have
-    full = FederationConfig.parse(of_noise.sub("", uncommented(EXAMPLES / "federation.toml")), "full")
-    only_in_tables_md = {f"task.{key}" for key in ("column", "horizon", "range", "unit")}
-    assert missing_keys(FederationConfig, document) == only_in_tables_md
-    assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay", "decay"}
-    assert set(document["method"]) == {"name", *PLANS["fedskd"].parameters}
-    shown = {**dict.fromkeys(("ca_certificate", "quorum", "shared_model", "pace"), True), "site": {"__all__": {"key"}}}
-    shown["task"] = {"class_names"}
-    assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
-    full_pace, pace = (config.pace.model_dump(exclude={"gather_s", "beat_s"}) for config in (full, example))
-    assert full_pace == pace
-
-
-def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
-    example = SiteConfig.load(EXAMPLES / "site.toml")
-    check_site(FederationConfig.load(EXAMPLES / "federation.toml"), example, "europe")
-    (tmp_path / "site.toml").write_text(uncommented(EXAMPLES / "site.toml"))
-    full = SiteConfig.load(tmp_path / "site.toml")
-    with pytest.raises(ConfigError, match=r"data.scale: classification has none; leave it out; "):
-        check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
-    assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
-    shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
-             "spacing": True, "intensity": True, "nan": True, "columns": True, "augmentation": {"flip"}},
-             "base_weights": True,
-             "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
-             "egress": {"kinds", "bytes_per_round_max", "leak_auc_max"}, "privacy": {"epsilon_max"},
-             "training": {"gpu_folder", "class_weights", "clip_norm"},
-             "connect": {"peers", "password_file", "relays", "relay_listen"}, "reference": True,
-             "limits": {"connections_max"}}  # fmt: skip
-    assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
-
-
-@pytest.mark.parametrize("name", ["federation.toml", "site.toml"])
-def test_examples_explain_each_key(name: str) -> None:
-    lines = (EXAMPLES / name).read_text().splitlines()
-    for before, line in itertools.pairwise(lines):
-        if re.match(r"#?[a-z_]+ = ", line) and not re.match(
-            r"#?(name|address|description|asia|width|chest_pain) = ", line
-        ):
-            assert before.startswith("# "), line
-
-
 def test_needs_neither_torch_nor_grpc() -> None:
     heavy = {"torch", "monai", "numpy", "grpc", "cryptography"}
     script = f"import sys, peer.site.config.schema; print(sorted({heavy} & set(sys.modules)))"
@@ -559,42 +486,6 @@ def test_an_address_that_others_reach_must_be_asked_for(tmp_path: Path, address:
     with pytest.raises(ConfigError, match=rf"{re.escape(address)} can be .*`public = true`"):
         site(tmp_path, metrics={"listen": address})
     assert site(tmp_path, metrics={"listen": address, "public": True}).metrics.listen == address
-
-
-ENCODER = 'weights = "w.pt"\nweights_sha256 = "' + "AB" * 32 + '"\n'
-WITHOUT = "[data]\ninput_size = [8]\n[model]\n"
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ('weights = "w.pt"\n', "weights_sha256: weights needs it; `sha256sum FILE` prints it"),
-        ('weights_sha256 = "' + "ab" * 32 + '"\n', "weights_sha256: there are no weights"),
-        ('freeze = ["layer1"]\n', "freeze: needs weights: layers that do not learn would stay random"),
-        ('[model.adapters]\nlayers = ["layer1"]\n', "adapters: needs weights"),
-        (
-            ENCODER + 'freeze = ["fc"]\n[model.adapters]\nlayers = ["layer1"]\n',
-            "freeze: adapters freeze all but the head; leave it out",
-        ),
-        (ENCODER + "[model.adapters]\nlayers = []\n", "adapters.layers"),
-        (ENCODER + '[model.adapters]\nlayers = ["layer1"]\nrank = 0\n', "adapters.rank"),
-    ],
-)
-def test_weights_and_what_learns_fit_together(tmp_path: Path, lines: str, message: str) -> None:
-    (tmp_path / "site.toml").write_text(WITHOUT + lines)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        SiteConfig.load(tmp_path / "site.toml")
-
-
-def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    bases = "[base_weights]\n" + "cd" * 32 + ' = "others/encoder.safetensors"\n'
-    path.write_text(bases + WITHOUT + ENCODER + '[model.adapters]\nlayers = ["layer1"]\n')
-    site = SiteConfig.load(path)
-    assert site.model.weights_sha256 == "ab" * 32
-    assert site.model.adapters is not None
-    assert (site.model.adapters.rank, site.model.adapters.alpha) == (8, 16.0)
-    assert site.base_weights == {"cd" * 32: "others/encoder.safetensors"}
 
 
 def _without_upper_bound(schema: object, path: str = "") -> Iterator[str]:

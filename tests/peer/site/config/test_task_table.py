@@ -119,6 +119,15 @@ def test_a_map_has_no_other_target_and_some_methods_have_none() -> None:
         ({"target": "labels", "class_names": ["a"]}, {"label_smoothing": 0.1}, ""),
         ({"target": "labels", "class_names": ["a"]}, {"class_weights": "balanced"}, ""),
         ({"target": "labels", "class_names": ["a"]}, {"class_weights": [1.0, 2.0]}, "2 numbers for 1 classes"),
+        ({"target": "labels", "class_names": ["a"]}, {"class_sampling": "balanced"}, "of labels has no single class"),
+        ({"target": "number", "range": [0, 1]}, {"class_sampling": "balanced"}, "of number has no single class"),
+        ({"target": "survival", "times": [9]}, {"class_sampling": "balanced"}, "of survival has no single class"),
+        ({"classes": 2}, {"class_sampling": "balanced"}, ""),
+        (
+            {"classes": 2},
+            {"class_sampling": "balanced", "class_weights": "balanced"},
+            "every class counts alike; leave out one",
+        ),
         ({"target": "labels", "class_names": ["a"]}, {"class_weights": [2.0]}, ""),
     ],
 )

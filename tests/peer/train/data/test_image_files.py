@@ -22,7 +22,7 @@ from peer.train.data.datalist import Datalist, Sample
 from peer.train.data.image_files import PAGES_MAX, SURPLUS_BYTES_MAX, open_image, read_values
 from peer.train.images import load_placed
 from tests.fakes import phantoms
-from tests.fakes.phantoms import PHANTOM, SPACING
+from tests.fakes.phantoms import PHANTOM, SPACING, real_world
 
 PAGE = Path(__file__).parents[4] / "deploy/data.md"
 GREY = np.array([[10, 20, 30], [40, 50, 200]], dtype=np.uint8)
@@ -265,6 +265,36 @@ CASES = (
          refused="c.dcm has no RescaleSlope, other slices have one"),
     Case("DICOM series", "dose scaling", "applied", series(change_slices(DoseGridScaling=0.5)), "a",
          values=PHANTOM * 0.5),
+    *(Case("DICOM series", "real world values by slope and intercept, instead of no or the same rescaling", "applied",
+           series(change_slices(RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.5, Intercept=-3.0), **tags)),
+           "a", values=PHANTOM * 0.5 - 3)
+      for tags in ({}, {"RescaleSlope": 1, "RescaleIntercept": 0}, {"RescaleSlope": 0.5, "RescaleIntercept": -3})),
+    Case("DICOM series", "real world values by a table", "applied",
+         series(change_slices(RealWorldValueMappingSequence=real_world(
+             0, 255, LUTData=[value / 8 for value in range(256)]))), "a", values=PHANTOM / 8),
+    Case("DICOM series", "real world values and another rescaling", "refused",
+         series(change_slices(RescaleSlope=2, RescaleIntercept=0,
+                              RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.5, Intercept=0.0))), "a",
+         refused=r"RescaleSlope 2 .* another real world value mapping, slope 0.5, intercept 0 in mm2/s; keep the one"),
+    Case("DICOM series", "two real world values", "refused",
+         series(change_slices(RealWorldValueMappingSequence=[
+             *real_world(0, 65535, Slope=0.5), *real_world(0, 65535, "1", Slope=2.0)])), "a",
+         refused=r"has 2 real world value mappings: slope 0.5, intercept 0 in mm2/s, slope 2, intercept 0 in 1; keep"),
+    Case("DICOM series", "real world values of some values alone", "refused",
+         series(change_slices(RealWorldValueMappingSequence=real_world(0, 3, Slope=0.5))), "a",
+         refused="its real world value mapping, of 0 to 3, does not define; correct the mapping"),
+    Case("DICOM series", "real world values of other units in a slice", "refused",
+         series(lambda paths: [change_slices(index, RealWorldValueMappingSequence=real_world(
+             0, 65535, "1" if index else "mm2/s", Slope=0.5))(paths) for index in range(len(paths))]), "a",
+         refused="map their values to real world values of different kinds"),
+    Case("DICOM with frames, enhanced", "real world values of the frames", "applied",
+         lambda path: (phantoms.enhanced(path), phantoms.change(
+             path, RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.25))), "a.dcm", values=PHANTOM / 4),
+    Case("DICOM, one image", "logarithms or display values of a beam, without their modality LUT", "refused",
+         image_file(WORDS, Modality="XA", PixelIntensityRelationship="LOG"), "a.dcm",
+         refused=r"stores no intensities \(PixelIntensityRelationship LOG\) and has no modality LUT"),
+    Case("DICOM, one image", "logarithms of a processed X-ray image", AS_PAINTED,
+         image_file(WORDS, Modality="DX", PixelIntensityRelationship="LOG"), "a.dcm", WORDS[None]),
     Case("DICOM, one image", "padding", "gets the lowest measured value",
          image_file(WORDS, PixelPaddingValue=60000), "a.dcm", np.where(WORDS == 60000, 3000, WORDS)[None]),
     Case("DICOM, one image", "stored bits that are not the lowest", "refused",

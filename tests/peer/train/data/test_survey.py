@@ -413,3 +413,15 @@ def test_no_warning_advises_to_set_a_key_that_the_site_has_set(tmp_path: Path) -
     for settled in ("orientation", "spacing", "intensity"):
         assert len(survey(tmp_path / "list.json", settled=[settled])["warnings"]) == 2
     assert survey(tmp_path / "list.json", settled=["orientation", "spacing", "normalise"])["warnings"] == []
+
+
+def test_images_that_relate_otherwise_to_the_beam_are_named(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    for index in range(4):
+        tags = {"Modality": "DX", "PixelIntensityRelationship": "LOG" if index == 2 else "LIN"}
+        phantoms.dataset(tmp_path / f"{index}.dcm", pixels + index, **tags).save_as(tmp_path / f"{index}.dcm")
+    entries = [{"image": f"{index}.dcm", "label": index % 2} for index in range(4)]
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": entries}))
+    (warning,) = [line for line in survey(tmp_path / "datalist.json")["warnings"] if "beam" in line]
+    assert "LIN or not stated (3 files), but" in warning
+    assert "2.dcm LOG; take one kind" in warning

@@ -81,6 +81,23 @@ def test_a_peer_that_is_down_is_worth_a_warning(run_check: RunCheck, enrolled: L
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_peer_that_numbers_or_names_the_classes_otherwise_is_named(
+    run_check: RunCheck, program: Any, enrolled: LocalFederation, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(enrolled.folder("europe"), labels={"0": "benign", "1": "malignant"})
+    program.start_and_wait("europe")
+    differ = "the classes' numbers differ: 'malignant' is class 1 at europe, and class 0 at the other site"
+    for labels, verdict, words in (
+        (["malignant", "benign"], "failure", differ),
+        (["gutartig", "malignant"], "warning", "its datalist has another name for class 0 'gutartig'"),
+        (["Benign", "malignant"], "ok", "same federation"),
+    ):
+        write_data(folder, labels=labels)
+        finding = run_check()["europe"]
+        assert (finding.verdict, words in finding.message) == (verdict, True), finding
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_peer_that_runs_is_asked_calls_back_and_takes_nobody_for_present(
     run_check: RunCheck, program: Any, enrolled: LocalFederation
 ) -> None:

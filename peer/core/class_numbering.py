@@ -1,0 +1,66 @@
+"""The names by which a site's own data number the classes, compared between sites whose federation.toml has none."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from peer.core import limits
+from peer.core.roster import Sha256
+
+DIGEST_BYTES = 16
+"""Of a name's digest in a greeting: enough that two names of a federation never share one."""
+TAG = b"mhfl/class-name/v1"
+SHOWN_CHARACTERS = 64
+NUMBERS_DIFFER = "the classes' numbers differ"
+"""How the reason of such a refusal begins, which its receiver reads."""
+
+
+def plain_name(name: str) -> str:
+    """Return a name without case, Unicode form, invisible signs and spaces around it, to compare it as people do."""
+    visible = "".join(sign for sign in name if unicodedata.category(sign) != "Cf")
+    return unicodedata.normalize("NFC", visible).casefold().strip()
+
+
+def listed_names(document: Mapping[str, Any]) -> dict[int, str]:
+    """Return class names by number from the key ``labels``: a list, or an object, as ``data import`` writes it."""
+    labels = document.get("labels")
+    if isinstance(labels, list):
+        labels = {str(number): name for number, name in enumerate(labels)}
+    pairs = labels.items() if isinstance(labels, Mapping) else ()
+    return {int(number): name for number, name in pairs if number.isdecimal() and isinstance(name, str) and name}
+
+
+def digest_names(names: Mapping[int, str], federation: Sha256) -> tuple[str, ...]:
+    """Return the digests of names as a greeting states them, in the order of the numbers; empty for no name."""
+    known = {number: name for number, name in names.items() if number < limits.CLASS_NAMES_MAX}
+    return tuple(
+        _digest(known[number], federation) if number in known else "" for number in range(max(known, default=-1) + 1)
+    )
+
+
+def _digest(name: str, federation: Sha256) -> str:
+    content = TAG + bytes.fromhex(federation) + plain_name(name).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).digest()[:DIGEST_BYTES].hex()
+
+
+def find_conflict(site: str, names: Mapping[int, str], theirs: Sequence[str], federation: Sha256) -> str | None:
+    """Say of which class this site and another have different numbers; ``None`` if of none, or if one has no names."""
+    numbers: dict[str, set[int]] = {}
+    for number, digest in enumerate(digest_names(names, federation)):
+        numbers.setdefault(digest, set()).add(number)
+    for number, digest in enumerate(theirs):
+        own = numbers.get(digest) if digest else None
+        if own and number not in own:
+            name = names[min(own)][:SHOWN_CHARACTERS]
+            return f"{NUMBERS_DIFFER}: {name!r} is class {min(own)} at {site}, and class {number} at the other site"
+    return None
+
+
+def differing_names(names: Mapping[int, str], theirs: Sequence[str], federation: Sha256) -> Iterator[str]:
+    """Yield the classes that have different names at two sites."""
+    for number, (own, other) in enumerate(zip(digest_names(names, federation), theirs, strict=False)):
+        if own and other and own != other:
+            yield f"{number} {names[number][:SHOWN_CHARACTERS]!r}"
