@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def _complete_absent(context: click.Context, parameter: click.Parameter, incompl
 )
 @click.option("--quiet", is_flag=True, help="Log to the file daemon.log alone.")
 @click.option("--all", "everywhere", is_flag=True, help="Start every site of this machine, in the background.")
+@click.option("--worker", hidden=True, type=json.loads, help="JSON: the command of the worker, for `demo`.")
 def start(
     call: SiteCall,
     resume: str,
@@ -63,6 +65,7 @@ def start(
     log_format: str,
     quiet: bool,
     everywhere: bool,
+    worker: list[str] | None,
 ) -> None:
     """Run this site's daemon in the foreground, until the last round is over or an operator stops
     it.
@@ -87,6 +90,7 @@ def start(
     if call.as_json:
         raise UsageError("a daemon in the foreground prints no document", "leave --json out, or add --all")
     from peer.daemon import startup
+    from peer.daemon.worker_process import WORKER
 
     folder = call.folder
     options = startup.Options(
@@ -97,6 +101,7 @@ def start(
         debug=call.settings.debug,
         quiet=quiet,
         log_format=log_format,
+        worker=worker or WORKER,
     )
     startup.run(folder, options)
 

@@ -20,6 +20,8 @@ NUMBERS_DIFFER = "the classes' numbers differ"
 
 def plain_name(name: str) -> str:
     """Return a name without case, Unicode form, invisible signs and spaces around it, to compare it as people do."""
+    if name.isascii():  # most names, of which a table has thousands
+        return name.casefold().strip()
     visible = "".join(sign for sign in name if unicodedata.category(sign) != "Cf")
     return unicodedata.normalize("NFC", visible).casefold().strip()
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MISSING = frozenset({"", ".", "-", "?", "n/a", "na", "nan", "none", "null", "missing", "unknown"})
 """Cells without a value, unless a level of the column has this name."""
@@ -40,6 +41,9 @@ class TableColumn:
     levels: tuple[str, ...] = ()
     unit: str = ""
     missing: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # for each row of a table, its columns are looked up
 
     @property
     def channels(self) -> int:
@@ -99,13 +103,24 @@ def parse_number(text: str) -> float:
     return number
 
 
-def _position(text: str, names: Sequence[str]) -> int | None:
+def _position(text: str, names: tuple[str, ...]) -> int | None:
     """Return which of the names a cell has, also if a program took a name for a number and writes 3 as 3.0."""
-    plain = [name.strip().casefold() for name in names]
-    if text.casefold() in plain:
-        return plain.index(text.casefold())
-    number = _number(text)
-    return next((index for index, name in enumerate(plain) if number is not None and _number(name) == number), None)
+    words, numbers = _positions(names)
+    position = words.get(text.casefold())
+    return numbers.get(_number(text)) if position is None and numbers else position
+
+
+@lru_cache
+def _positions(names: tuple[str, ...]) -> tuple[dict[str, int], dict[float | None, int]]:
+    """Return the position of each name, and of those that are numbers: a table has few lists of names, and many cells.
+
+    Of two names alike, the first counts.
+    """
+    last_first = [(name.strip().casefold(), index) for index, name in enumerate(names)][::-1]
+    numbers: dict[float | None, int] = {
+        number: index for name, index in last_first if (number := _number(name)) is not None
+    }
+    return dict(last_first), numbers
 
 
 def _number(text: str) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -91,7 +92,13 @@ class RowValues:
 
     def __call__(self, sample: Sample) -> Example:
         """Return the row ``(channels, 1)`` and its label."""
-        return encode_row(self.columns, sample.row), encode_label(sample.label, self.target)
+        return _encode(self.columns, sample.row), encode_label(sample.label, self.target)
+
+
+@lru_cache(maxsize=1 << 12)
+def _encode(columns: tuple[TableColumn, ...], row: tuple[float, ...]) -> Tensor:
+    """Encode a row once, which a simulation reads for every site and run."""
+    return encode_row(columns, row)
 
 
 @dataclass(frozen=True, slots=True)

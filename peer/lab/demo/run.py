@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from peer.documents.records import RoundRecord
 from peer.extras import require_extra
 from peer.lab.datasets.baselines import baseline_aucs
 from peer.lab.demo import gains, picture, splits
+from peer.lab.demo.fork_server import ForkServer
 from peer.lab.demo.local_federation import LocalFederation
 from peer.lab.demo.presets import PresetSize, describe_noise, study, study_document
 from peer.lab.experiments.experiment import Experiment
@@ -39,6 +41,8 @@ from peer.train.inference import model_state
 POLL_S = 0.5
 CROSS_SITE_S = 1800.0
 LINGER_S = 60.0
+WORKER_MODULES = ("peer.train.trainer", "peer.train.guest")
+"""What every worker imports, which takes longer than all rounds of a table."""
 SIZES = {"volume": "volume_mm3"}
 """Floors by name: numbers of the datalist whose AUC a network must beat."""
 
@@ -122,12 +126,14 @@ def _train(
     """Run the federations and the pooled bound, one after the other, then evaluate all federations at once."""
     simulated: dict[str, DemoMethod] = {}
     federations: dict[str, LocalFederation] = {}
-    for label in experiment.methods:
-        runs[label].write()
-        if label == CENTRALISED:
-            simulated[label] = train_simulated(experiment, runs[label], watch)
-        else:
-            federations[label] = _run_federation(folder, experiment, runs[label], pool, watch)
+    with tempfile.TemporaryDirectory(prefix="mhfl-") as sockets, ForkServer(Path(sockets), WORKER_MODULES) as workers:
+        for label in experiment.methods:
+            runs[label].write()
+            if label != CENTRALISED:
+                worker = workers.command("peer.train.worker")
+                federations[label] = _run_federation(folder, experiment, runs[label], pool, watch, worker)
+    if CENTRALISED in experiment.methods:
+        simulated[CENTRALISED] = train_simulated(experiment, runs[CENTRALISED], watch)
     watch(DemoProgress("every site's model on every site's test data"))
     matrices = _cross_site(federations)
     return {
@@ -182,13 +188,15 @@ def _count(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"samples": len(entries), **({"subjects": len(subjects)} if subjects else {})}
 
 
-def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: SamplePool, watch: Watch) -> LocalFederation:
-    """Run one federation of daemons to its end."""
+def _run_federation(
+    folder: Path, experiment: Experiment, run: Run, pool: SamplePool, watch: Watch, worker: Sequence[str]
+) -> LocalFederation:
+    """Run one federation of daemons, which execute ``worker``, to its end."""
     method = run.document["method"]
     draft, sites = configuration(experiment, run, pool)
     with LocalFederation.create(folder / method, draft, sites) as local_federation:
         for name in sites:
-            local_federation.start(name)
+            local_federation.start(name, "--worker", json.dumps(worker))
         _wait(local_federation, method, watch)
     return local_federation
 

@@ -45,6 +45,12 @@ def test_what_stands_where_nothing_was_measured_is_missing_also_as_another_numbe
     assert math.isnan(AGE.parse("-9.0"))
 
 
+def test_of_two_levels_alike_the_first_counts_in_every_column_with_these_levels() -> None:
+    for name in ("grade", "stage"):
+        column = TableColumn(name, "category", levels=("I", "2", "i", "2.0", "02"))
+        assert [column.parse(cell) for cell in ("i", "I", 2, "2.0", "2,0", "02")] == [0, 0, 1, 3, 1, 4]
+
+
 def test_a_level_may_be_called_what_else_is_missing() -> None:
     assert TableColumn("smoking", "category", levels=("none", "daily")).parse("None") == 0.0
 
