@@ -145,7 +145,7 @@ class Aggregate(Command):
     in the mean instead of the state. A ``shadow`` is no member yet: its own state is not in the mean.
 
     ``total`` is the sum that the contributors, this site and the origins of the sources, have added up under masks. It
-    takes the place of all states: no site has another's.
+    takes the place of all states: no site has another's. ``joined`` is the first round of the newest member.
     """
 
     generation: int
@@ -157,6 +157,7 @@ class Aggregate(Command):
     sent: Source | None = None
     shadow: bool = False
     total: Artifact | None = None
+    joined: int = 1
 
 
 @dataclass(frozen=True, slots=True)

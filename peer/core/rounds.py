@@ -484,8 +484,8 @@ def next_phase(site: SiteState) -> None:
         sent = None if model is None else Source(rules.site, current.number, model)
         attempt = site.next_attempt()
         sources, shadow = site.sources_in_use(), rules.shadows(current.number)
-        total = current.total
-        site.emit(commands.Aggregate(*order, attempt, current.state, sources, kept, sent, shadow, total))
+        summed = (current.total, rules.newest_member(current.number)) if current.total is not None else ()
+        site.emit(commands.Aggregate(*order, attempt, current.state, sources, kept, sent, shadow, *summed))
     else:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")

@@ -197,6 +197,10 @@ class Rules:
         phases = self.plan.last_round if self._is_at_home(round) else self.plan.phases
         return tuple(name for name in phases if not name.startswith("train")) if self.shadows(round) else phases
 
+    def newest_member(self, round: int) -> int:
+        """Return the first round of the member of this round that joined last."""
+        return max(self.epochs.first_round(name) or 1 for name in self.members(round))
+
     def sums_in(self, round: int) -> bool:
         """Return whether the round's exchange is a secure sum."""
         return self.secure and self.pattern(round) == "all_to_all" and "aggregate" in self.plan.phases

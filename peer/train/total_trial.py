@@ -46,10 +46,13 @@ class TotalTrial:
 
     A mean is refused if it is farther from the last one than ``CHANGE_RATIO_MAX`` times the own training, and worse on
     this site's samples than the own network: sites that train longer also move the mean far, but to somewhere better.
-    So is one whose loss exceeds ``probe_ratio_max``. After a refusal sites train alone and drift apart, so that an
-    honest mean is far, too, and a forged one hardly farther: then it must be better than the last one, by
-    ``GAIN_SHARE_MIN``. A refusal is on disk before the worker says it. Every decision is a function of the total, the
-    site's samples and its checkpoints, so a restarted worker decides alike.
+    So is one without weights, or whose loss exceeds ``probe_ratio_max``. After a refusal sites train alone and drift
+    apart, so that an honest mean is far, too, and a forged one hardly farther: then it must be better than the last
+    one, by ``GAIN_SHARE_MIN``. A refusal is on disk before the worker says it. Every decision is a function of the
+    total, the site's samples and its checkpoints, so a restarted worker decides alike.
+
+    Distances tell nothing where a member joined since the last mean, with untrained weights, or where stages count
+    epochs, of which a large site has more steps than a small one.
 
     With noise, people must not decide what a site uses: the distance alone decides, from the second mean on.
     ``[training] probe_ratio_max = 0`` switches the trial off.
@@ -70,8 +73,11 @@ class TotalTrial:
         self._settings, self._networks, self._exchange, self._probe = settings, networks, exchange, probe
         self._checkpoints, self._initial = checkpoints, initial
 
-    def divide(self, total: Source, sources: Sequence[Source]) -> Aggregation:
+    def divide(self, total: Source, sources: Sequence[Source], *, joined: int) -> Aggregation:
         """Divide the total of this site and the sources' origins; keep the mean for the trial of the next.
+
+        Args:
+            joined: the first round of the newest member.
 
         Raises:
             UnusableArtifact: the total does not fit, or its mean is refused.
@@ -79,12 +85,12 @@ class TotalTrial:
         contributors = {self._settings.site, *(source.origin for source in sources)}
         aggregation = self._exchange.divide(total, contributors)
         if self._settings.training.probe_ratio_max and self._settings.plan.artifact in NETWORKS:
-            self._check(total, aggregation.state)
+            self._check(total, aggregation.state, is_new=joined > max(1, self._networks.accepted_round))
         return aggregation
 
-    def _check(self, total: Source, mean: State) -> None:
-        if self._settings.noise is None or self._networks.accepted:
-            reason = self._reason(total, mean)
+    def _check(self, total: Source, mean: State, *, is_new: bool) -> None:
+        if self._settings.noise is None or (self._networks.accepted and not is_new):
+            reason = self._reason(total, mean, is_new=is_new)
             if reason is not None:
                 self._checkpoints.write(
                     checkpoint_name(total.round, REFUSED), Checkpoint({"work": total.artifact.sha256})
@@ -92,9 +98,12 @@ class TotalTrial:
                 raise UnusableArtifact(total, reason)
         self._networks.accept(mean, round=total.round)
 
-    def _reason(self, total: Source, mean: State) -> str | None:
+    def _reason(self, total: Source, mean: State, *, is_new: bool) -> str | None:
         """Return why the mean is refused."""
         networks, noised = self._networks, self._settings.noise is not None
+        if not any(bool(tensor.any()) for tensor in mean.values() if tensor.is_floating_point() and tensor.ndim > 1):
+            return "all its weights are zero"
+        comparable = not is_new and all(work.unit == "step" for work in self._settings.works.values())
         last = networks.accepted or self._exchange.sent_state(self._initial())
         trained = self._exchange.sent_state(networks)
         ratios = {
@@ -102,7 +111,7 @@ class TotalTrial:
             for measure, bound in BOUNDS.items()
         }
         measure = max(ratios, key=ratios.__getitem__)
-        far = not ratios[measure] <= 1.0
+        far = comparable and not ratios[measure] <= 1.0
         moved = f"it is {ratios[measure] * BOUNDS[measure]:.3g} times as far from the last mean as own training"
         if noised:
             return moved if far else None
@@ -113,17 +122,18 @@ class TotalTrial:
         if not loss <= own and (far or not loss <= self._settings.training.probe_ratio_max):
             return f"{moved}; {measured}"
         since = range(networks.accepted_round + 1, total.round)
-        if any(self._checkpoints.record(checkpoint_name(round, REFUSED)) is not None for round in since):
+        if comparable and any(self._checkpoints.record(checkpoint_name(round, REFUSED)) is not None for round in since):
             before = self._loss(last)
             if not loss <= before - GAIN_SHARE_MIN * max(0.0, before - own):
                 return f"{measured}, that of the last mean before one was refused {before:.3g}"
         return None
 
     def _loss(self, state: State) -> float:
-        """Return the loss of the own network with these tensors in place of its own."""
+        """Return the loss of the own network with these tensors in place of its own; twice the bound at most."""
         network = copy.deepcopy(self._networks.artifact_network)
         network.load_state_dict(state, strict=False)
-        return self._probe.loss_ratio(network)
+        loss, most = self._probe.loss_ratio(network), 2 * self._settings.training.probe_ratio_max
+        return loss if loss <= most else most
 
 
 def _farthest(state: State, earlier: State) -> float:

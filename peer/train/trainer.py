@@ -242,7 +242,8 @@ class Trainer:
         """Aggregate the artifacts of the sources, or divide their total."""
         exchange, site = self.artifact_exchange, self.settings.site
         if command.total is not None:
-            return self._total_trial.divide(Source(site, command.round, command.total), command.sources)
+            total = Source(site, command.round, command.total)
+            return self._total_trial.divide(total, command.sources, joined=command.joined)
         if self.settings.plan.pattern != "all_to_all":
             for source in command.sources:
                 self._probe.check_model(source, exchange.receive(source)[0], self.site_networks.artifact_network)

@@ -185,7 +185,7 @@ class Simulation:
         """
         for name in self.sites:
             settings = TrainingSettings.of(self._worker_setting(name))
-            method, checkpoints = Method.of(settings.plan), Checkpoints(settings.home / "checkpoints")
+            method, checkpoints = Method.of(settings.plan), Checkpoints(settings.home / "checkpoints", clean=False)
             try:
                 SiteNetworks(settings, method, site_seed(settings), checkpoints).check()
             except UnusableConfigurationError as error:

@@ -330,6 +330,11 @@ def test_a_newcomer_s_slot_is_its_own_in_its_first_round(rules: Any) -> None:
     assert {own.turn(3, name) for name in own.members(3)} == set(own.members(3))
 
 
+def test_the_newest_member_of_a_round_counts_from_its_first_one(rules: Any) -> None:
+    own = circulating(rules, "africa", 3, " ".join((*FOUR, "oceania")))
+    assert [own.newest_member(round) for round in (1, 2, 3, 4)] == [1, 1, 3, 3]
+
+
 def test_a_newcomer_without_the_key_of_the_round_before_asks_the_slot_s_owner(rules: Any) -> None:
     own = circulating(rules, "africa", 3, " ".join((*FOUR, "oceania")))
     genesis, added = own.epochs.all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -71,19 +72,25 @@ def test_a_model_that_training_cannot_give_is_refused(probe: Any, change: Change
 
 
 def test_a_return_that_lost_half_of_what_a_model_may_lose_is_refused(probe: Any) -> None:
+    """Some returns pass as a model, but not as what this site sent, however the processor rounds."""
     trainer, check, source = probe
     sent = trainer.site_networks.dam
-    before = check.loss_ratio(sent)
-    for factor in range(1, 60):
+    reasons = []
+    for factor in range(1, 240):
         returned = changed(
-            copy.deepcopy(sent), lambda value, factor=factor: value * -factor / 8 if value.ndim == 2 else value
+            copy.deepcopy(sent), lambda value, factor=factor: value * -factor / 32 if value.ndim == 2 else value
         )
-        if before + 2 < check.loss_ratio(returned) < 4:
+        try:
+            check.check_model(source, returned, sent)
+        except UnusableArtifact:
             break
-    check.check_model(source, returned, sent)
-    with pytest.raises(UnusableArtifact, match=r"rose from .* to .* times that of no knowledge, by more than 2"):
-        check.check_return(source, returned, sent)
-    check.check_return(source, sent, returned)
+        try:
+            check.check_return(source, returned, sent)
+        except UnusableArtifact as error:
+            reasons.append(str(error))
+            check.check_return(source, sent, returned)
+    assert reasons
+    assert all(re.search("rose from .* to .* times that of no knowledge, by more than 2", each) for each in reasons)
 
 
 @pytest.mark.parametrize(
