@@ -17,7 +17,6 @@ from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
 from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
 from peer.methods.dfml.plan import DFML
 from peer.methods.ditto.plan import DITTO
-from peer.methods.fedbabu.plan import FEDBABU
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedproto.plan import FEDPROTO
@@ -56,7 +55,6 @@ PLANS: dict[str, Plan] = {
     "fedcross_ft": FEDCROSS_FT,
     "ditto": DITTO,
     "fedrep": FEDREP,
-    "fedbabu": FEDBABU,
     "fedsm": FEDSM,
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
