@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.classification import class_scores
 from peer.core.metrics import METRICS
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
@@ -95,15 +94,6 @@ def kappa(probabilities: NDArray[Any], labels: NDArray[Any], *, quadratic: bool 
     return 1 - float(np.sum(weights * table)) / by_chance if by_chance else None
 
 
-def balanced_accuracy(probabilities: NDArray[Any], labels: NDArray[Any]) -> float | None:
-    """Compute the mean recall over the classes that occur in the labels.
-
-    Returns:
-        None without labels.
-    """
-    return class_scores(probabilities, labels).balanced_accuracy if len(labels) else None
-
-
 def hausdorff_95(predicted: NDArray[Any], truth: NDArray[Any]) -> float | None:
     """Compute the 95th percentile of the distance between surfaces, the larger of both directions, in voxels.
 
@@ -127,7 +117,6 @@ FURTHER_METRICS: Mapping[str, FurtherMetric] = {
     "kappa_quadratic": FurtherMetric(
         CLASSIFYING, "quadratic kappa", partial(kappa, quadratic=True), bounds=(-1.0, 1.0)
     ),
-    "balanced_accuracy": FurtherMetric(CLASSIFYING, "balanced accuracy", balanced_accuracy),
     "brier": FurtherMetric(
         CLASSIFYING,
         "Brier score",

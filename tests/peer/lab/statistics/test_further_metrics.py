@@ -11,7 +11,7 @@ import pytest
 import torch
 from monai.metrics import compute_hausdorff_distance
 from numpy.typing import NDArray
-from sklearn.metrics import balanced_accuracy_score, cohen_kappa_score, roc_curve
+from sklearn.metrics import cohen_kappa_score, roc_curve
 
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
@@ -83,14 +83,6 @@ def test_kappa_by_hand_and_where_there_is_none() -> None:
     probabilities = np.eye(2)[[0, 0, 1, 1]]
     assert kappa(probabilities, labels) == pytest.approx((0.75 - 0.5) / (1 - 0.5))
     assert kappa(np.eye(2)[[0, 0]], np.array([0, 0])) is None
-
-
-@pytest.mark.parametrize("classes", [2, 4])
-def test_balanced_accuracy_is_scikit_learns(classes: int) -> None:
-    probabilities, labels = drawn(classes)
-    expected = balanced_accuracy_score(labels, probabilities.argmax(1))
-    assert find_further_metric("balanced_accuracy").value(probabilities, labels) == pytest.approx(expected)
-    assert find_further_metric("balanced_accuracy").value(probabilities[:0], labels[:0]) is None
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
