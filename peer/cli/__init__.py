@@ -46,7 +46,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "leave": ("peer.cli.members:leave", "Leave the federation for good."),
     "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
     "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
-    "disk": ("peer.cli.disk:disk", "Show how much of the disk a site's folder takes."),
     "prune": ("peer.cli.prune:prune", "Delete old files of a site that no round needs."),
     "withdraw": (
         "peer.cli.withdraw:withdraw",

@@ -288,22 +288,6 @@ class ActionDocument(TypedDict):
     effect: Annotated[str, "what the daemon does now, in words"]
 
 
-class DiskPart(TypedDict):
-    """A subfolder of a site's folder."""
-
-    name: Annotated[str, "its name"]
-    files: Annotated[int, "number of files"]
-    bytes: Annotated[int, "their size"]
-
-
-class DiskUsage(TypedDict):
-    """How much of the disk a site's folder takes."""
-
-    site: Annotated[str, "this site"]
-    parts: Annotated[list[DiskPart], "its subfolders, by name"]
-    bytes: Annotated[int, "the size of all of them"]
-
-
 class ListedSite(TypedDict):
     """A site of this machine: an element of `list`."""
 
@@ -343,7 +327,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "dashboard": DashboardServed,
     "egress report": EgressReported,
     "bugreport": BugReported,
-    "disk": DiskUsage,
     "list": list[ListedSite],
     "start": list[SiteOutcome],
     "health": HealthDocument,

@@ -25,7 +25,7 @@ BOTH = (
     "egress report --html @report.html", "egress export --out @ledger.json",
     "egress witness --of europe --out @witness.json", "evidence", "events --all --last 1000", "events --why 1", "plan",
     "federation show", "withdraw --subject nobody", "scalars --tensorboard @runs", "backup @backup",
-    "bugreport --yes --out @bugreport.zip", "disk",
+    "bugreport --yes --out @bugreport.zip",
 )  # fmt: skip
 """Commands that answer with a daemon and without one; @ is a folder of the test."""
 UP = ("health", "pause", "resume", "stop --wait")
