@@ -33,8 +33,6 @@ class PaceRules:
     """The longest wait for a slow but living peer, in seconds."""
     deadline_floor_s: float = field(default=limits.DEADLINE_FLOOR_S, metadata=NOT_NEGATIVE)
     """The shortest deadline that the adaptive one may come to."""
-    deadline_mads: float = field(default=limits.DEADLINE_MADS, metadata=NOT_NEGATIVE)
-    """How many median absolute deviations of the last waits the adaptive deadline lies above their median."""
     gather_s: float | None = field(default=None, metadata=SECONDS)
     """Start round 1 without the sites that did not come within this time; left out: wait for all."""
     silence_s: float = field(default=limits.SILENCE_S, metadata=SECONDS)

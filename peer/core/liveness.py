@@ -244,7 +244,7 @@ def lower_median(counts: Mapping[int, int]) -> int | None:
 
 
 def slow_after_s(waits_s: Sequence[float], pace: PaceRules) -> float:
-    """Return the adaptive deadline for a live peer: median and some MAD of the recent waits, within its bounds.
+    """Return the adaptive deadline for a live peer: median + 4 MAD of the recent waits, within its bounds.
 
     Args:
         waits_s: how long this site waited in its last rounds, seconds, newest last.
@@ -255,4 +255,4 @@ def slow_after_s(waits_s: Sequence[float], pace: PaceRules) -> float:
         return pace.wait_max_s
     middle = statistics.median(recent)
     spread = statistics.median(abs(wait - middle) for wait in recent)
-    return min(pace.wait_max_s, max(pace.deadline_floor_s, middle + pace.deadline_mads * spread))
+    return min(pace.wait_max_s, max(pace.deadline_floor_s, middle + limits.DEADLINE_MADS * spread))

@@ -53,12 +53,6 @@ def test_the_bound_is_stronger_than_the_floor() -> None:
     assert slow_after_s([1.0] * 3, PaceRules(wait_max_s=30.0, deadline_floor_s=60.0)) == 30.0
 
 
-@pytest.mark.parametrize(("mads", "deadline_s"), [(0.0, 30.0), (1.0, 40.0), (4.0, 70.0), (9.0, 100.0)])
-def test_the_federation_says_how_far_the_deadline_is_above_the_median(mads: float, deadline_s: float) -> None:
-    pace = PaceRules(wait_max_s=100.0, deadline_floor_s=0.0, deadline_mads=mads)
-    assert slow_after_s([20.0, 30.0, 40.0], pace) == pytest.approx(deadline_s)
-
-
 def test_silence_counts_from_the_last_byte() -> None:
     near = Peers(silence_s=15.0, began_s=100.0)
     near.hear(ASIA, None, 110.0)
