@@ -533,7 +533,6 @@ def commit(site: SiteState) -> None:
         returned=_used(current.returned) if visits else None,
         missing_returns=dict(current.missing_returns) if visits else None,
         made_in=rules.made_in(round) if rules.staleness else None,
-        epoch=current.epoch,
     )
     site.persist(row)
     if memory.aggregate is not None:

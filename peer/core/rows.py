@@ -171,7 +171,6 @@ class CommittedRow(JournalRow):
     ``trained`` describes it. ``returned`` are the copies of the own model that other sites trained
     and this site merged, ``missing_returns`` the sites whose copy is not among them.
     With staleness, ``made_in`` is the round whose training the sources hold; 0: the initial models.
-    ``epoch`` is the digest of the amendment that the round followed; ``None`` for the genesis.
     """
 
     kind = "committed"
@@ -193,7 +192,6 @@ class CommittedRow(JournalRow):
     returned: tuple[UsedSource, ...] | None = field(default=None, metadata=OMITTED)
     missing_returns: Mapping[str, str] | None = field(default=None, metadata=OMITTED)
     made_in: int | None = field(default=None, metadata=OMITTED)
-    epoch: Sha256 | None = field(default=None, metadata=OMITTED)
 
 
 @frozen_row

@@ -59,7 +59,6 @@ class RoundRecord(TypedDict):
     made_in: Annotated[
         int | None, "with `staleness = 1`, the round whose training the sources hold, 0: the initial models; else null"
     ]
-    epoch: Annotated[str | None, "digest of the amendment that the round followed; null: the founders' settings"]
 
 
 class TransferRecord(TypedDict):

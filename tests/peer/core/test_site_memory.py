@@ -290,19 +290,6 @@ def test_the_record_of_a_round_has_every_key(solo: Any) -> None:
     assert record["duration_s"] == 1.0
 
 
-@pytest.mark.parametrize("amended", [False, True])
-def test_the_record_of_a_round_names_the_amendment_that_it_followed(solo: Any, amended: bool) -> None:
-    site = solo(**ALONE)
-    if amended:
-        site.learn(1, rounds=9)
-    site.begin()
-    site.deliver("asia")
-    site.finish()
-    record = committed_rounds(site.audit.rows)[0].document()
-    assert record["epoch"] == (site.rules.epochs.all[-1].digest if amended else None)
-    assert (record["epoch"] is not None) == amended
-
-
 def test_what_a_round_used_counts_from_its_commit_to_the_next(solo: Any) -> None:
     site = solo(**ALONE)
 
