@@ -10,7 +10,7 @@ from typing import Literal
 from peer.core.tasks import CLASSIFYING
 
 MetricName = Literal[
-    "auc", "accuracy", "balanced_accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim", "r2", "rmse", "mae",
+    "auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim", "r2", "rmse", "mae",
     "c_index", "auc_at_horizon", "integrated_brier",
 ]  # fmt: skip
 """The metrics; a task's first one is its main one, of which a higher value is better."""
@@ -46,7 +46,6 @@ class Metric:
 METRICS: Mapping[str, Metric] = {
     "auc": Metric(CLASSIFYING | {"labels"}, "AUC", "AUC", chance=0.5),
     "accuracy": Metric(CLASSIFYING | {"labels"}, "Accuracy", "ACC"),
-    "balanced_accuracy": Metric(CLASSIFYING, "balanced accuracy", "BACC"),
     "f1_macro": Metric(CLASSIFYING | {"labels"}, "macro F1", "MF1"),
     "dice": Metric(frozenset({"segmentation"}), "Dice", "Dice"),
     "pixel_accuracy": Metric(frozenset({"segmentation"}), "pixel accuracy", "pixel ACC"),

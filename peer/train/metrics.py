@@ -208,7 +208,6 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
     scores = class_scores(probabilities, labels)
     metrics = {
         "accuracy": scores.accuracy,
-        "balanced_accuracy": scores.balanced_accuracy,
         "f1_macro": scores.f1_macro,
         "auc_undefined": float(scores.auc_undefined),
         "samples": float(scores.samples),
