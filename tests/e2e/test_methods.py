@@ -16,27 +16,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROUNDS = 3
 ROUNDS_IN_CI = 2
 """The first round trains on what nobody trained, the second on what travelled; nightly runs go on to a third."""
+BESIDE = '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2'
+ALIKE = '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2'
 SHARED: Mapping[str, str] = {
-    "feddal": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
-    "proxyfl": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
+    **{name: BESIDE if plan.shared == "beside" else ALIKE for name, plan in PLANS.items() if plan.shared != "maybe"},
     "mh_pflid": '[shared_model]\nname = "messenger_classification"\nwidth = 4',
-    **dict.fromkeys(
-        (
-            "fedavg",
-            "fedprox",
-            "fedbn",
-            "fedavg_ft",
-            "fedprox_ft",
-            "ditto",
-            "fedrep",
-            "fedsm",
-            "scaffold",
-            "scaffold_ft",
-            "apfl",
-            "pooled_head",
-        ),
-        '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
-    ),
     "lc_fed": '[shared_model]\nname = "unet"\nwidth = 4\ndepth = 2',
 }
 FAMILIES = {

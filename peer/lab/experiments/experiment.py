@@ -72,9 +72,8 @@ class Experiment(StrictTable):
     """How many classes every fold, or both sides, must have at every site; left out: all that the site has."""
     evaluation_every: Annotated[int, Field(ge=0)] = 0
     metrics: Annotated[tuple[str, ...], Loose] = ()
-    """Metrics beside the task's own, on test samples after the last round. Of classes: "sensitivity_at_90" and
-    "sensitivity_at_95" (per cent specificity), "kappa", "kappa_quadratic", "brier"; of label maps "hd95"; and those of
-    installed packages."""
+    """Metrics beside the task's own, on test samples after the last round: those that `mhfl-peer help plugins` names,
+    and those of installed packages."""
     leave_one_site_out: bool = False
     """Whether each method is also trained without each site in turn; its samples then test the others' models."""
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"

@@ -30,6 +30,7 @@ from peer.cohorts import Cohorts
 from peer.core import commands, events
 from peer.core.artifacts import Source
 from peer.core.limits import STEPS_MAX
+from peer.core.metrics import METRICS_OF
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
 from peer.train.device_queue import DeviceQueue
@@ -447,7 +448,7 @@ def test_the_local_model_is_measured_on_the_test_split(make_setting) -> None:
     first = initialise(trainer).state
     last = train(trainer, first).state
     event = perform(trainer, commands.Evaluate(1, 1, 4, last))
-    names = {"auc", "auc_undefined", "accuracy", "f1_macro", "loss", "samples"}
+    names = {*METRICS_OF["classification"], "auc_undefined", "loss", "samples"}
     assert set(event.metrics) == names | {f"validation_{name}" for name in names}
     assert event.metrics["samples"] == 6
     assert event.metrics["validation_samples"] == 4

@@ -10,6 +10,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from fakes.json_documents import change_documents
 from fakes.report_folders import SETTING, TWO, compared, set_values
+from peer.core.metrics import METRICS_OF
 from peer.lab.report.measurements import Measurements, Scores, mean_cells
 from peer.lab.report.results import read
 
@@ -122,7 +123,7 @@ def test_further_metrics_of_classes_come_from_the_predictions(make) -> None:
     values = Measurements(results).values(SETTING, "kappa").set_index(["model", "split"])["value"]
     predictions = run.predictions("africa", "asia")
     assert values["africa", "asia"] == pytest.approx(cohen_kappa_score(predictions[1], predictions[0].argmax(1)))
-    assert results.metrics == ["auc", "accuracy", "f1_macro", "kappa"]
+    assert results.metrics == [*METRICS_OF["classification"], "kappa"]
 
 
 def test_a_further_metric_of_label_maps_is_better_where_it_is_lower_and_says_what_is_undefined(make) -> None:

@@ -1,7 +1,9 @@
 """Further metrics against scikit-learn and MONAI, by hand, and from an installed package."""
 
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from peer.errors import ConfigError
 from peer.lab.statistics import further_metrics
 from peer.lab.statistics.further_metrics import (
     ENTRY_POINTS,
+    FURTHER_METRICS,
     FurtherMetric,
     find_further_metric,
     further_metric_names,
@@ -34,6 +37,12 @@ def drawn(classes: int, samples: int = 60, seed: int = 0) -> tuple[NDArray[Any],
     logits = random.integers(0, 5, (samples, classes)) / 2
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     return chances, random.permutation(np.arange(samples) % classes)
+
+
+def test_the_page_names_the_built_in_ones() -> None:
+    page = Path(__file__).parents[4] / "deploy" / "plugins.md"
+    listed = page.read_text("utf-8").partition("The built-in ones:\n")[2].partition("\n\n#")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == FURTHER_METRICS.keys()
 
 
 @pytest.mark.parametrize("specificity", [0.5, 0.9, 0.95])

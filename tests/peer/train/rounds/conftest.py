@@ -37,16 +37,12 @@ MESSENGER = {"name": "messenger_classification", "width": 4}
 PROJECTED = {site: {**model, "parameters": {**model["parameters"], "projection": 10}} for site, model in MODELS.items()}
 """The same families, whose heads all take ten features."""
 CASES: Mapping[str, Mapping[str, Any]] = {
-    "local": {}, "fedskd": {}, "mh_pflid": {"shared_model": MESSENGER}, "feddal": {"shared_model": SHARED},
-    "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
-    "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
-    "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
-    "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {}, "fedvisit_twin": {},
-    "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
-    "apfl": {"shared_model": SHARED}, "dfml": {}, "fedmd": {}, "kt_pfl": {}, "lc_fed": {},
-    "feddf": {}, "pfeddf": {}, "ds_pfl": {}, "fedsm": {"shared_model": SHARED, "roster": SITES},
-    "pooled_head": {"shared_model": SHARED}, "statistics": {},
+    **{name: {"shared_model": SHARED} for name, plan in PLANS.items() if plan.shared in ("beside", "itself")},
+    "mh_pflid": {"shared_model": MESSENGER}, "dflmoe_averaged": {"models": PROJECTED},
+    "lg_fedavg": {"models": PROJECTED}, "fedsm": {"shared_model": SHARED, "roster": SITES},
+    "lc_fed": {},
 }  # fmt: skip
+"""What a method needs beside its parameters."""
 
 State = dict[str, Tensor]
 
@@ -197,7 +193,7 @@ def sites(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Sites]:
     """Makes the three sites of a method."""
 
     def make(method: str, **options: Any) -> Sites:
-        return Sites(make_setting, method, **{**CASES[method], **options})
+        return Sites(make_setting, method, **{**CASES.get(method, {}), **options})
 
     return make
 

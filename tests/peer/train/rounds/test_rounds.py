@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from peer.core import events
+from peer.core.metrics import METRICS_OF
 from peer.methods.registry import PLANS
 
 SITES = ("alpha", "beta", "gamma")
@@ -32,7 +33,7 @@ def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sit
     together = sites(method)
     together.round(1)
     together.round(2)
-    names = {"auc", "auc_undefined", "accuracy", "f1_macro", "loss", "samples"} if PLANS[method].predicts else set()
+    names = {*METRICS_OF["classification"], "auc_undefined", "loss", "samples"} if PLANS[method].predicts else set()
     assert all(set(together.evaluated(site)) == names for site in SITES)
     finished = {site: together.state_of(site, "dam") for site in SITES}
     together.restart()
