@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ TAG = b"mhfl/class-name/v1"
 SHOWN_CHARACTERS = 64
 NUMBERS_DIFFER = "the classes' numbers differ"
 """How the reason of such a refusal begins, which its receiver reads."""
+CONFLICT = re.compile(NUMBERS_DIFFER + r": class ([0-9]{1,4}) at (\S+) is class ([0-9]{1,4}) at the other site")
+NUMBER_DIGITS_MAX = 9  # of a class in a datalist; Python converts no more than 4300
 
 
 def plain_name(name: str) -> str:
@@ -32,7 +35,8 @@ def listed_names(document: Mapping[str, Any]) -> dict[int, str]:
     if isinstance(labels, list):
         labels = {str(number): name for number, name in enumerate(labels)}
     pairs = labels.items() if isinstance(labels, Mapping) else ()
-    return {int(number): name for number, name in pairs if number.isdecimal() and isinstance(name, str) and name}
+    numbered = ((number, name) for number, name in pairs if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX)
+    return {int(number): name for number, name in numbered if isinstance(name, str) and name}
 
 
 def digest_names(names: Mapping[int, str], federation: Sha256) -> tuple[str, ...]:
@@ -49,16 +53,31 @@ def _digest(name: str, federation: Sha256) -> str:
 
 
 def find_conflict(site: str, names: Mapping[int, str], theirs: Sequence[str], federation: Sha256) -> str | None:
-    """Say of which class this site and another have different numbers; ``None`` if of none, or if one has no names."""
+    """Say which class this site and another number otherwise, without its name; ``None`` if none is, at either site.
+
+    A name that a site gives to several numbers is in conflict only where none of them is the other site's.
+    """
+    own, others = _group_numbers(digest_names(names, federation)), _group_numbers(theirs)
+    conflicts = [(own[name], others[name]) for name in own.keys() & others.keys() if not own[name] & others[name]]
+    if not conflicts:
+        return None
+    number, other = min((min(mine), min(other)) for mine, other in conflicts)
+    return f"{NUMBERS_DIFFER}: class {number} at {site} is class {other} at the other site"
+
+
+def _group_numbers(digests: Sequence[str]) -> dict[str, set[int]]:
     numbers: dict[str, set[int]] = {}
-    for number, digest in enumerate(digest_names(names, federation)):
-        numbers.setdefault(digest, set()).add(number)
-    for number, digest in enumerate(theirs):
-        own = numbers.get(digest) if digest else None
-        if own and number not in own:
-            name = names[min(own)][:SHOWN_CHARACTERS]
-            return f"{NUMBERS_DIFFER}: {name!r} is class {min(own)} at {site}, and class {number} at the other site"
-    return None
+    for number, digest in enumerate(digests):
+        if digest:
+            numbers.setdefault(digest, set()).add(number)
+    return numbers
+
+
+def add_own_name(reason: str, site: str, names: Mapping[int, str]) -> str:
+    """Add this site's name of the class, for its own people, if the reason is a conflict that either site has found."""
+    conflict = CONFLICT.search(reason)
+    number = -1 if conflict is None else int(conflict[1 if conflict[2] == site else 3])
+    return f"{reason}; class {number} here is {names[number][:SHOWN_CHARACTERS]!r}" if number in names else reason
 
 
 def differing_names(names: Mapping[int, str], theirs: Sequence[str], federation: Sha256) -> Iterator[str]:

@@ -241,16 +241,17 @@ class Heartbeats:
             except Exception as error:
                 generation, failures = 0, failures + 1
                 if isinstance(error, Refused | Misbehaved):
+                    reason = self._service.explain(error.reason)
                     if address is not None:  # the peer answered there, with its certificate
                         self._addresses.succeed(peer, address)
-                        self._note_answer(peer, address, error.reason)
+                        self._note_answer(peer, address, reason)
                     if isinstance(error, Mismatched):
                         self._service.note_mismatch(peer, error.reason)
                     not_admitted = isinstance(error, NotAdmitted)
                     if not_admitted:  # even if the peer may lag: a site that was down does not know which is ahead
                         self._ask_why(peer)
                     if not (not_admitted and self._service.is_ahead_of(peer)):
-                        self._report(events.PeerRefused(peer, error.reason, declined=isinstance(error, Refused)))
+                        self._report(events.PeerRefused(peer, reason, declined=isinstance(error, Refused)))
                 elif isinstance(error, Unreachable):
                     self._failing[peer] = error.reason
                     if address is not None:
@@ -297,7 +298,7 @@ class Heartbeats:
             greeting = await self._client.hello(peer, self._service.greeting(peer))
             problem = self._service.difference(greeting)
             if problem is not None:
-                self._failing[peer] = problem
+                self._failing[peer] = problem = self._service.explain(problem)
                 self._report(events.PeerRefused(peer, problem))
                 return 0
             await self._follow(peer, greeting.head)

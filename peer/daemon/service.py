@@ -22,7 +22,7 @@ from cryptography import x509
 from peer import __version__
 from peer.core import access, events, limits, rows, secure_exchange
 from peer.core.artifacts import Artifact, EvaluationResult
-from peer.core.class_numbering import digest_names, find_conflict
+from peer.core.class_numbering import add_own_name, digest_names, find_conflict
 from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
@@ -224,7 +224,7 @@ class PeerService:
         return greeting
 
     def difference(self, greeting: Hello) -> str | None:
-        """Describe how a greeting differs from this federation; ``None`` if it matches."""
+        """Describe to the peer how its greeting differs from this federation; ``None`` if it matches."""
         if common_protocol(greeting) is None:
             newest = max(greeting.protocol, greeting.protocol_max)
             site, theirs_is_older = self._machine.rules.site, newest < limits.PROTOCOL_VERSION
@@ -242,6 +242,10 @@ class PeerService:
                 return f"the {name} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
         site, digest = self._machine.rules.site, self._federation.digest
         return find_conflict(site, self._class_names, greeting.class_names, digest)
+
+    def explain(self, reason: str) -> str:
+        """Return the reason of a refusal as this site's own people read it: a class has its name here."""
+        return add_own_name(reason, self._machine.rules.site, self._class_names)
 
     def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
         """Record a greeting of this federation, and report it to the state machine."""
@@ -345,7 +349,7 @@ class PeerService:
         if problem is not None:
             if takes_part:
                 self.note_mismatch(caller, problem)
-                self._report(events.PeerRefused(caller, problem))
+                self._report(events.PeerRefused(caller, self.explain(problem)))
             raise Refusal(Status.MISMATCH, problem)
         if takes_part:
             self.accept_greeting(caller, greeting)

@@ -113,13 +113,17 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def serve(path: str, modules: Sequence[str]) -> None:
-    """Fork a process for every connection until standard input ends."""
+def _load(modules: Sequence[str]) -> None:
     for name in modules:
         if callable(loaded := pkgutil.resolve_name(name)):
             loaded()
     gc.collect()
     gc.freeze()  # a forked process copies no page of these objects to count who refers to them
+
+
+def serve(path: str, modules: Sequence[str]) -> None:
+    """Fork a process for every connection until standard input ends."""
+    _load(modules)
     ours = os.getpid()
     running: dict[int, socket.socket] = {}
     wake, woken = os.pipe2(os.O_NONBLOCK)
@@ -139,8 +143,15 @@ def serve(path: str, modules: Sequence[str]) -> None:
                     raise SystemExit
 
         def accept() -> None:
-            connection, _ = listener.accept()
+            connection, _ = listener.accept()  # its request may never come: the others have their turn meanwhile
+            selector.register(connection, selectors.EVENT_READ, lambda: fork(connection))
+
+        def fork(connection: socket.socket) -> None:
+            selector.unregister(connection)
             message, descriptors, *_ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 4)
+            if not message:  # the caller was killed
+                connection.close()
+                return
             if (pid := os.fork()) == 0:
                 try:
                     become(json.loads(message), descriptors)
@@ -155,7 +166,7 @@ def serve(path: str, modules: Sequence[str]) -> None:
 
         def abandon(pid: int) -> None:
             selector.unregister(running[pid])  # it stays readable, and would keep the others from their turn
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
 
         def reap() -> None:
             os.read(wake, 4096)
@@ -178,7 +189,15 @@ def serve(path: str, modules: Sequence[str]) -> None:
         finally:
             if os.getpid() == ours:
                 for pid in running:
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
+
+
+def kill(pid: int) -> None:
+    """Kill a forked process that was not waited for, and its children in its group, which it leads once it is one."""
+    if os.getpgid(pid) == pid:
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
 
 
 def become(request: Mapping[str, Any], descriptors: list[int]) -> None:

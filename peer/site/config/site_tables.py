@@ -302,9 +302,9 @@ class TrainingConfig(StrictTable):
     the order of [task] class_names. Of several labels: what a present one weighs; "balanced" is the number of absent
     ones over that of present ones here. Left out: all weigh 1."""
     class_sampling: Literal["balanced"] | None = None
-    """ "balanced": each class that occurs here comes equally often in every batch, so that a small one repeats in a
-    pass, and a large one is a part of it. Models that train here then tell less of the classes' shares. Left out: a
-    pass has each sample once."""
+    """ "balanced": the classes that occur here take turns, so that a small one repeats in a pass, and a large one is a
+    part of it. Every batch has each of them if `batch_size` is a multiple of their number, or at least twice it. Models
+    that train here then tell less of the classes' shares. Left out: a pass has each sample once."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of a label's weight in the cross-entropy that is spread evenly over all classes; of several labels over
     yes and no."""

@@ -10,7 +10,10 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 
 
 def read_class_names(federation: FederationConfig, site: SiteConfig) -> dict[int, str]:
-    """Return the names by number; empty where ``class_names`` decide, nothing has classes, or no datalist is there."""
+    """Return the names of the task's classes; none where ``class_names`` decide, or no datalist is there.
+
+    Other numbers, such as raw values of a mask, are no classes.
+    """
     task = federation.task
     if task.class_names or task.target != "class" or task.kind == "super_resolution":
         return {}
@@ -18,4 +21,5 @@ def read_class_names(federation: FederationConfig, site: SiteConfig) -> dict[int
         document = json.loads((site.folder / site.data.datalist).read_bytes())
     except (OSError, ValueError, RecursionError):  # the trainer says what is wrong with it
         return {}
-    return listed_names(document) if isinstance(document, Mapping) else {}
+    names = listed_names(document) if isinstance(document, Mapping) else {}
+    return {number: name for number, name in names.items() if number < task.classes}

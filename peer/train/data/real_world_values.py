@@ -18,6 +18,9 @@ FIRST = ("DoubleFloatRealWorldValueFirstValueMapped", "RealWorldValueFirstValueM
 LAST = ("DoubleFloatRealWorldValueLastValueMapped", "RealWorldValueLastValueMapped")
 BEAM_MODALITIES = frozenset({"XA", "RF"})
 """Modalities whose relationship to the X-ray beam a modality LUT undoes; others store what was processed for eyes."""
+TOLERANCE = 1e-5
+"""By which slopes differ that were written as text of up to 16 characters and as a double; of intercepts, also relative
+to the slope: far below one stored value."""
 REMEDY = "keep the one that counts, and remove the other from a copy of the file"
 
 
@@ -64,7 +67,11 @@ def read_mapping(items: Sequence[Any], rescale: tuple[float, float] | None, head
         raise ValueError(f"has {len(mappings)} real world value mappings: {described}; {REMEDY}")
     (mapping,) = mappings
     slope, intercept = rescale or (1.0, 0.0)
-    is_same = not mapping.table and math.isclose(mapping.slope, slope) and math.isclose(mapping.intercept, intercept)
+    is_same = (
+        not mapping.table
+        and math.isclose(mapping.slope, slope, rel_tol=TOLERANCE)
+        and math.isclose(mapping.intercept, intercept, rel_tol=TOLERANCE, abs_tol=TOLERANCE * abs(slope))
+    )
     for key in ("ModalityLUTSequence", "DoseGridScaling"):
         if key in header:
             raise ValueError(f"has {key} and a real world value mapping, {_describe(mapping)}; {REMEDY}")
@@ -72,7 +79,7 @@ def read_mapping(items: Sequence[Any], rescale: tuple[float, float] | None, head
         return None
     if (slope, intercept) != (1.0, 0.0):
         raise ValueError(
-            f"has RescaleSlope {slope:g} and RescaleIntercept {intercept:g}, and another real world value mapping, "
+            f"has RescaleSlope {slope:.9g} and RescaleIntercept {intercept:.9g}, and another real world value mapping, "
             f"{_describe(mapping)}; {REMEDY}"
         )
     if header.get("PhotometricInterpretation") == "MONOCHROME1":
@@ -100,7 +107,7 @@ def _read_item(item: Any) -> RealWorldMapping:
 
 
 def _describe(mapping: RealWorldMapping) -> str:
-    form = "a table" if mapping.table else f"slope {mapping.slope:g}, intercept {mapping.intercept:g}"
+    form = "a table" if mapping.table else f"slope {mapping.slope:.9g}, intercept {mapping.intercept:.9g}"
     return form + (f" in {mapping.unit}" if mapping.unit else "")
 
 

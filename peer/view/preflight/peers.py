@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from peer import errors
 from peer.core import limits
 from peer.core.artifacts import EvaluationResult
-from peer.core.class_numbering import NUMBERS_DIFFER, differing_names, digest_names
+from peer.core.class_numbering import NUMBERS_DIFFER, add_own_name, differing_names, digest_names
 from peer.core.messages import Heartbeat, Hello, SignedManifest
 from peer.core.roster import NO_ROUND_KEY, SiteName, round_key_tag
 from peer.daemon import proxies
@@ -345,7 +345,7 @@ class ReachabilityCheck:
             remedy = "compare `mhfl-peer federation show` at both sites"
             if NUMBERS_DIFFER in error.reason:
                 remedy = "give each class one number, in the datalists of both sites"
-            return Finding(peer, "failure", error.reason, remedy)
+            return Finding(peer, "failure", add_own_name(error.reason, self._own, self._class_names), remedy)
         self._answered.add(peer)
         skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
         route = describe_route(self._book, self._proxy_for, peer, address)

@@ -3,7 +3,14 @@
 import pytest
 
 from peer.core import limits
-from peer.core.class_numbering import NUMBERS_DIFFER, differing_names, digest_names, find_conflict, listed_names
+from peer.core.class_numbering import (
+    NUMBERS_DIFFER,
+    add_own_name,
+    differing_names,
+    digest_names,
+    find_conflict,
+    listed_names,
+)
 from peer.core.roster import Sha256
 
 OURS, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)
@@ -14,6 +21,7 @@ NAMES = {0: "benign", 1: "malignant", 3: "cyst"}
     ("labels", "names"),
     [
         ({"0": "benign", "1": ""}, {0: "benign"}),
+        ({"0": "benign", "1" * 5000: "x"}, {0: "benign"}),
         (["benign", "malignant"], {0: "benign", 1: "malignant"}),
         ({"benign": 0, "x": "y"}, {}),
         ("benign", {}),
@@ -39,17 +47,41 @@ def test_digests_stand_in_the_order_of_numbers_and_belong_to_one_federation() ->
         ({0: "benign", 1: "malignant"}, None),
         ({0: "gutartig", 1: "bösartig"}, None),
         ({}, None),
-        ({0: "malignant", 1: "benign"}, "'malignant' is class 1 at oslo, and class 0 at the other site"),
-        ({1: "benign"}, "'benign' is class 0 at oslo, and class 1 at the other site"),
+        ({0: "malignant", 1: "benign"}, "class 0 at oslo is class 1 at the other site"),
+        ({1: "benign"}, "class 0 at oslo is class 1 at the other site"),
+        ({0: "cyst"}, "class 3 at oslo is class 0 at the other site"),
     ],
 )
-def test_a_name_under_two_numbers_is_a_conflict(theirs: dict[int, str], conflict: str | None) -> None:
+def test_a_name_under_two_numbers_is_a_conflict_told_by_numbers(theirs: dict[int, str], conflict: str | None) -> None:
     conflicting = find_conflict("oslo", NAMES, digest_names(theirs, OURS), OURS)
     assert conflicting == (None if conflict is None else f"{NUMBERS_DIFFER}: {conflict}")
 
 
-def test_a_name_that_one_site_gives_twice_is_no_conflict() -> None:
-    assert find_conflict("oslo", {0: "other", 2: "other"}, digest_names({2: "other"}, OURS), OURS) is None
+@pytest.mark.parametrize(
+    ("one", "other", "conflicts"),
+    [
+        ({0: "other", 2: "other"}, {2: "other"}, False),
+        ({0: "other", 1: "mel"}, {0: "other", 1: "mel", 2: "other"}, False),
+        ({0: "other", 1: "other"}, {1: "other", 2: "other"}, False),
+        ({0: "other", 1: "other"}, {2: "other", 3: "other"}, True),
+        ({0: "other", 1: "other"}, {2: "other"}, True),
+    ],
+)
+def test_two_sites_decide_alike_of_a_name_that_one_gives_twice(
+    one: dict[int, str], other: dict[int, str], conflicts: bool
+) -> None:
+    for mine, theirs in ((one, other), (other, one)):
+        assert (find_conflict("oslo", mine, digest_names(theirs, OURS), OURS) is not None) == conflicts
+
+
+def test_each_site_reads_its_own_name_of_the_class() -> None:
+    theirs = {0: "Malignant", 1: "Benign"}
+    reason = find_conflict("oslo", NAMES, digest_names(theirs, OURS), OURS)
+    assert reason is not None
+    assert add_own_name(reason, "oslo", NAMES) == f"{reason}; class 0 here is 'benign'"
+    assert add_own_name(reason, "bergen", theirs) == f"{reason}; class 1 here is 'Benign'"
+    for other in (reason.replace("1", "7"), reason.replace("1", "77777"), "of another federation"):
+        assert add_own_name(other, "bergen", theirs) == other
 
 
 def test_two_names_of_one_number_are_listed() -> None:

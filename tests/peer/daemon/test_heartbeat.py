@@ -71,6 +71,9 @@ class FakeService:
         self.notices = NoticeSpread(SiteName("asia"), lambda: self.known)
         self.europe = PeerAccount()
 
+    def explain(self, reason: str) -> str:
+        return f"{reason}, explained"
+
     def beaten_within(self, peer: SiteName, seconds: float) -> bool:
         return self.beaten
 
@@ -242,7 +245,7 @@ async def test_who_refuses_has_answered(setup: HeartbeatSetup) -> None:
     setup.heartbeats.announce(away=False)
     await setup.until(setup.founded)
     assert set(setup.client.dialled[-3:]) == {setup.founded}
-    assert events.PeerRefused(EUROPE, "of another federation", declined=True) in setup.events
+    assert events.PeerRefused(EUROPE, "of another federation, explained", declined=True) in setup.events
 
 
 async def test_a_peer_that_refuses_this_site_s_greeting_is_not_served_until_a_greeting_matches(
@@ -251,7 +254,7 @@ async def test_a_peer_that_refuses_this_site_s_greeting_is_not_served_until_a_gr
     """It may be updated, and its own greeting late: until then, it fetched from a site that it does not speak with."""
     setup.client.served_at, setup.client.refuses = setup.founded, True
     setup.heartbeats.start(1)
-    await setup.until_problem("of another federation")
+    await setup.until_problem("of another federation, explained")
     assert setup.service.europe.mismatch == "of another federation"
     setup.client.refuses = False
     await setup.until_problem("")
@@ -285,7 +288,7 @@ async def test_a_peer_that_is_down_is_shown_and_not_logged(
 async def test_a_refusal_is_a_problem_too(setup: HeartbeatSetup) -> None:
     setup.client.served_at, setup.client.refuses = setup.founded, True
     setup.heartbeats.start(1)
-    await setup.until_problem("of another federation")
+    await setup.until_problem("of another federation, explained")
     assert setup.diagnosed == []
 
 

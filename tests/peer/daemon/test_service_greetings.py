@@ -174,16 +174,23 @@ async def test_a_question_that_differs_is_answered_and_leaves_no_trace(
 
 
 @pytest.mark.parametrize("generation", [0, 3])
-async def test_a_site_that_numbers_the_classes_otherwise_is_refused_by_name(tmp_path: Path, generation: int) -> None:
+async def test_a_site_that_numbers_classes_otherwise_is_refused_without_a_name(tmp_path: Path, generation: int) -> None:
     (tmp_path / "datalist.json").write_text('{"labels": {"0": "benign", "1": "malignant"}}')
     site = SiteUnderTest(tmp_path)
     swapped, alike = (
         digest_names(names, site.federation.digest)
         for names in ({0: "Malignant", 1: "Benign"}, {0: "Benign", 1: "Malignant"})
     )
-    with pytest.raises(Refusal, match="the classes' numbers differ: 'malignant' is class 1 at europe, and class 0"):
+    reason = "the classes' numbers differ: class 0 at europe is class 1 at the other site"
+    with pytest.raises(Refusal) as refused:
         await site.service.hello(ASIA, greeting(site, generation=generation, class_names=swapped))
-    assert [type(event) for event in site.events] == [events.PeerRefused] * bool(generation)
+    assert refused.value.reason == reason, "a peer that guesses with shifted numbers learns no name"
+    own = f"{reason}; class 0 here is 'benign'"
+    assert site.events == [events.PeerRefused(ASIA, own)] * bool(generation), "this site's people read the name"
+    if generation:
+        with pytest.raises(Refusal) as refused:
+            await site.service.beat(ASIA, NOW)
+        assert refused.value.reason == reason
     answer = await site.service.hello(ASIA, greeting(site, generation=generation, class_names=alike))
     assert answer.class_names == alike
     await site.service.hello(ASIA, greeting(site, generation=generation))  # of an older program

@@ -333,6 +333,17 @@ def test_balanced_batches_have_each_class_equally_often(make_setting, signals: P
     assert stream.indices(1) != batches(uneven, batch_size=batch_size, balanced=True, seed=1).indices(1)
 
 
+@pytest.mark.parametrize(("batch_size", "have_all"), [(2, False), (3, True), (4, False), (6, True), (7, True)])
+def test_balanced_batches_have_all_classes_by_their_size(
+    make_setting, signals: Path, batch_size: int, have_all: bool
+) -> None:
+    edit(signals, training=[{"image": f"training{k}.npz", "label": k % 3} for k in range(10)])
+    data = loaded(TrainingSettings.of(make_setting(task={"classes": 3})))
+    stream = batches(data, batch_size=batch_size, balanced=True)
+    contents = [{index % 3 for index in stream.indices(step)} for step in range(20)]
+    assert all(len(classes) == 3 for classes in contents) == have_all
+
+
 def test_few_samples_are_one_full_batch(data: SiteData) -> None:
     stream = batches(data, batch_size=64)
     assert (stream.per_epoch, sorted(stream.indices(3))) == (1, list(range(10)))

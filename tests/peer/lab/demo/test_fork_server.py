@@ -1,5 +1,7 @@
 """The server that forks workers: what a forked process has, how it ends, and when the server does."""
 
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -12,15 +14,19 @@ import pytest
 
 from fakes import daemon
 from fakes.drafts import draft, site_text
-from peer.lab.demo.fork_server import ForkServer
+from peer.lab.demo.fork_server import ForkServer, ask, connect
 from peer.lab.demo.local_federation import LocalFederation
 
 PROGRAM = """
 import os, signal, socket, sys
 channel = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
 loaded = "fractions" in sys.modules
+if sys.argv[1] == "stay":
+    os.fork()
 channel.sendall(f"{os.getppid()} {loaded} {os.getcwd()} {os.environ.get('MARK')}".encode())
 print("output")
+while sys.argv[1] == "stay":
+    signal.pause()
 if sys.argv[1] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(7)
@@ -66,6 +72,38 @@ def test_a_process_has_the_callers_channel_output_folder_and_environment(folder:
 def test_its_death_by_a_signal_is_the_callers(folder: Path, program: Path) -> None:
     with ForkServer(folder, ()) as server:
         assert call(server, program, "die")[0] == -signal.SIGKILL
+
+
+def test_who_connects_and_asks_nothing_keeps_nobody_from_a_process(folder: Path, program: Path) -> None:
+    with ForkServer(folder, ()) as server, connect(str(server.socket)), connect(str(server.socket)) as gone:
+        gone.close()
+        assert call(server, program, "live")[0] == 7
+
+
+@pytest.mark.parametrize("leaves", ["the caller", "the last user"])
+def test_a_process_that_nobody_waits_for_is_killed_with_its_children(folder: Path, program: Path, leaves: str) -> None:
+    ours, theirs = socket.socketpair()
+    reads, writes = os.pipe()  # open in the process and its child
+    with ForkServer(folder, ()) as server, ours:
+        caller = connect(str(server.socket))
+        with theirs:
+            ask(caller, [str(program), "stay"], {}, [0, writes, writes, theirs.fileno()])
+        os.close(writes)
+        assert ours.recv(1 << 12), "the process runs"
+        if leaves == "the caller":
+            caller.close()
+            assert _ends(reads)
+    caller.close()
+    assert _ends(reads)
+    os.close(reads)
+
+
+def _ends(pipe: int) -> bool:
+    """Say whether every process that can write to the pipe has ended."""
+    while select.select([pipe], [], [], 30)[0]:
+        if not os.read(pipe, 1 << 12):
+            return True
+    return False
 
 
 def test_the_server_ends_in_silence_with_its_last_user_also_when_the_folder_is_gone() -> None:

@@ -17,6 +17,8 @@ NAMED = 'class_names = ["control", "patient"]'
     ("agreed", "content", "names"),
     [
         ("", json.dumps({"labels": {"0": "a", "1": "b"}}).encode("utf-16"), {0: "a", 1: "b"}),
+        ("", b'{"labels": {"0": "a", "1": "b", "2": "raw", "255": "edge"}}', {0: "a", 1: "b"}),
+        ("", b'{"labels": {"0": "a", "%s": "b"}}' % (b"1" * 5000), {0: "a"}),
         (NAMED, b'{"labels": {"0": "a", "1": "b"}}', {}),
         ("", b'{"labels": ', {}),
         ("", b"[]", {}),

@@ -269,6 +269,13 @@ CASES = (
            series(change_slices(RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.5, Intercept=-3.0), **tags)),
            "a", values=PHANTOM * 0.5 - 3)
       for tags in ({}, {"RescaleSlope": 1, "RescaleIntercept": 0}, {"RescaleSlope": 0.5, "RescaleIntercept": -3})),
+    Case("DICOM series", "real world values by the same rescaling, written with fewer digits", "applied",
+         series(change_slices(RescaleSlope="0.488400", RescaleIntercept="0", RealWorldValueMappingSequence=real_world(
+             0, 65535, Slope=0.48840048840048844, Intercept=1e-12))), "a", values=PHANTOM * 0.4884),
+    Case("DICOM series", "real world values and a rescaling that differs in the fifth digit", "refused",
+         series(change_slices(RescaleSlope="0.488400", RescaleIntercept="0", RealWorldValueMappingSequence=real_world(
+             0, 65535, Slope=0.48841012, Intercept=1e-5))), "a",
+         refused=r"RescaleSlope 0.4884 .* real world value mapping, slope 0.48841012, intercept 1e-05 in mm2/s"),
     Case("DICOM series", "real world values by a table", "applied",
          series(change_slices(RealWorldValueMappingSequence=real_world(
              0, 255, LUTData=[value / 8 for value in range(256)]))), "a", values=PHANTOM / 8),

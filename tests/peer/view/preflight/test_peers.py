@@ -86,7 +86,7 @@ def test_a_peer_that_numbers_or_names_the_classes_otherwise_is_named(
 ) -> None:
     write_data(enrolled.folder("europe"), labels={"0": "benign", "1": "malignant"})
     program.start_and_wait("europe")
-    differ = "the classes' numbers differ: 'malignant' is class 1 at europe, and class 0 at the other site"
+    differ = "the classes' numbers differ: class 0 at europe is class 1 at the other site; class 1 here is 'benign'"
     for labels, verdict, words in (
         (["malignant", "benign"], "failure", differ),
         (["gutartig", "malignant"], "warning", "its datalist has another name for class 0 'gutartig'"),
