@@ -55,7 +55,7 @@ class TotalTrial:
     epochs, of which a large site has more steps than a small one.
 
     With noise, people must not decide what a site uses: the distance alone decides, from the second mean on.
-    ``[training] probe_ratio_max = 0`` switches the trial off.
+    ``[training] probe_ratio_max = 0`` switches the trial off; a mean used so is the last one of the trial after it.
 
     Args:
         initial: builds the networks that the site started with.
@@ -84,8 +84,10 @@ class TotalTrial:
         """
         contributors = {self._settings.site, *(source.origin for source in sources)}
         aggregation = self._exchange.divide(total, contributors)
-        if self._settings.training.probe_ratio_max and self._settings.plan.artifact in NETWORKS:
-            self._check(total, aggregation.state, is_new=joined > max(1, self._networks.accepted_round))
+        if self._settings.plan.artifact in NETWORKS:
+            if self._settings.training.probe_ratio_max:
+                self._check(total, aggregation.state, is_new=joined > max(1, self._networks.accepted_round))
+            self._networks.accept(aggregation.state, round=total.round)
         return aggregation
 
     def _check(self, total: Source, mean: State, *, is_new: bool) -> None:
@@ -96,7 +98,6 @@ class TotalTrial:
                     checkpoint_name(total.round, REFUSED), Checkpoint({"work": total.artifact.sha256})
                 )
                 raise UnusableArtifact(total, reason)
-        self._networks.accept(mean, round=total.round)
 
     def _reason(self, total: Source, mean: State, *, is_new: bool) -> str | None:
         """Return why the mean is refused."""

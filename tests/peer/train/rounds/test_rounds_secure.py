@@ -419,9 +419,13 @@ def test_where_stages_count_epochs_distance_tells_nothing(trained: Any) -> None:
     assert isinstance(secure.together.do(ordered(secure, "negated"), "alpha"), events.Aggregated)
 
 
-def test_a_site_without_probes_uses_any_mean(trained: Any) -> None:
+def test_a_site_without_probes_uses_any_mean_and_measures_from_it_later(trained: Any) -> None:
+    """So sites that a refused sum has parted come together again by one round without the trial."""
     secure = trained(training={"probe_ratio_max": 0})
     assert isinstance(secure.together.do(ordered(secure, "negated"), "alpha"), events.Aggregated)
+    networks = secure.together.trainers["alpha"].site_networks
+    networks.load(secure.together.state["alpha"])
+    assert networks.accepted_round == 1
 
 
 def test_with_noise_distance_alone_decides_from_the_second_mean_on(trained: Any) -> None:
