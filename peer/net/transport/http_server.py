@@ -50,14 +50,15 @@ class BoundedServer(ThreadingWSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread; above ``CONNECTIONS_MAX``, the oldest caller that has asked for nothing gives way."""
+        silent: list[socket.socket] = []
         if self.connections >= CONNECTIONS_MAX:
-            silent = next((other for other in list(self._since_s) if other not in self._asked), None)
-            if silent is None:
+            silent = [other for other in list(self._since_s) if other not in self._asked][:1]
+            if not silent:
                 self.shutdown_request(request)
                 return
-            self.hang_up([silent])
-            self._since_s.pop(silent, None)
+            self._since_s.pop(silent[0], None)
         self._since_s[request] = time.monotonic()
+        self.hang_up(silent)  # last: a caller that sees its end finds the new one counted
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
