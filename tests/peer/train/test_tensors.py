@@ -1,7 +1,10 @@
 """States as bytes and as averages."""
 
+import hashlib
 import itertools
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from torch import nn
 from peer.core.artifacts import DTYPES, TensorSpec
 from peer.train.errors import UnusableConfigurationError
 from peer.train.tensors import DTYPE_NAMES, describe, mean, non_finite, pack, state_of, trimmed_mean, unpack
+
+STATES = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "state.json").read_text("utf-8"))
 
 
 def random_state(seed: int) -> dict[str, torch.Tensor]:
@@ -32,6 +37,21 @@ def test_a_state_is_a_sorted_copy_that_shares_no_memory() -> None:
     pack(state)  # tied weights are two copies
     state["0.weight"].zero_()
     assert first.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("vector", STATES, ids=["table", "types"])
+def test_a_packed_state_is_the_file_that_the_specification_describes(vector: dict[str, Any]) -> None:
+    """Its digest is the one of a mean that heartbeats state: another program must write the same bytes."""
+    types = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    state = {
+        tensor["name"]: torch.frombuffer(bytearray.fromhex(tensor["data"]), dtype=types[tensor["dtype"]]).reshape(
+            tensor["shape"]
+        )
+        for tensor in reversed(vector["tensors"])
+    }
+    content = pack(state)
+    assert content.hex() == vector["file"]
+    assert hashlib.sha256(content).hexdigest() == vector["sha256"]
 
 
 def test_the_same_tensors_are_the_same_bytes() -> None:

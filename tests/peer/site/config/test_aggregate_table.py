@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,20 @@ def test_these_methods_can_add_up_under_masks(rewrite: bool) -> None:
     if rewrite:
         GOLDEN.write_text(json.dumps(problems, indent=1) + "\n")
     assert problems == json.loads(GOLDEN.read_text())
+
+
+def test_the_specification_says_of_each_of_them_what_is_summed_when() -> None:
+    text = (Path(__file__).parents[4] / "proto" / "README.md").read_text("utf-8")
+    table = re.search(r"\| methods \| kind of the artifact \| stage \|\n\|[-|]+\n((?:\|.*\n)+)", text)
+    assert table is not None
+    cells = [line.strip("| ").split(" | ") for line in table[1].splitlines()]
+    stated = {
+        name: (kind.lower(), f"`{PLANS[name].published}`" == stage)
+        for names, kind, stage in cells
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    sums = {name for name, problem in json.loads(GOLDEN.read_text()).items() if problem is None}
+    assert stated == {name: (PLANS[name].artifact, True) for name in sums}
 
 
 def test_no_amendment_can_make_a_sum_secure_or_bare() -> None:
