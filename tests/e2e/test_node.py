@@ -9,12 +9,15 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from fakes.cli import run_json
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.core import schedule
@@ -144,11 +147,26 @@ def test_it_meets_every_known_answer() -> None:
     words = command("vectors.js", ROOT / "proto")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ("federation", "schedule", "visits", "manifest", "round", "parking")
+    names = (
+        "federation",
+        "schedule",
+        "visits",
+        "manifest",
+        "round",
+        "parking",
+        "state",
+        "secure_sum",
+        "sum_statements",
+    )
     known = {name: json.loads((ROOT / "proto" / "vectors" / f"{name}.json").read_text()) for name in names}
     counts = {name: len(vectors) for name, vectors in known.items()}
     counts |= {name: 1 + len(known[name]["refused"]) for name in ("manifest", "round")}
-    counts["parking"] = len(known["parking"]["frames"]) + len(known["parking"]["refused"])
+    for name, kinds in (
+        ("parking", ("frames", "refused")),
+        ("secure_sum", ("members_min", "info", "sums")),
+        ("sum_statements", ("accepted", "refused", "small_order")),
+    ):
+        counts[name] = sum(len(known[name][kind]) for kind in kinds)
     assert json.loads(done.stdout) == counts
 
 
@@ -227,3 +245,75 @@ def test_it_follows_a_chain_of_amendments_and_leaves(
     # The other daemon hands the true notice on; a daemon that had taken the false one would have kept that.
     (taken_notice,) = tools.wait_until(folders["false"].notices)
     assert taken_notice.signature.hex() == left["signature"]
+
+
+TABLE = {
+    "network.table": {"shape": [9], "values": [30, 29, 0, 0, 0, 13, 16, 0, 0]},
+    "network.count": {"shape": [], "values": [31]},
+}
+"""What the Node client counted: of 30 people 31 samples, 29 with a class, 13 of one and 16 of the other."""
+
+
+SECURE: dict[str, Any] = {"method": "statistics", "rounds": 1, "stages": "[aggregate]\nsecure = true"}
+
+
+def ran(script: str, *arguments: object) -> list[dict[str, Any]]:
+    """The steps of a script that has ended well."""
+    words = command(script, *arguments)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_it_takes_part_in_a_secure_sum(found: Callable[..., LocalFederation], tools: Any) -> None:
+    with found(sites=SITES, site="[egress]\ntraining_set_size = true", **SECURE) as loopback:
+        tools.start(loopback, DAEMONS)
+        folder = loopback.folder(NODE).path
+        said = {step["step"]: step for step in ran("summing.js", ROOT / "proto", folder, NODE, json.dumps(TABLE))}
+        tools.finish_well(loopback)
+    total, digest = said["sum"]["sums"], said["sum"]["sha256"]
+    assert said["sum"]["contributors"] == list(SITES) == list(said["committed"]["set"])
+    added = {name: np.array(tensor["values"]) for name, tensor in TABLE.items()}
+    for name in DAEMONS:
+        (record,) = tools.records(loopback, name)
+        assert (record["contributors"], record["aggregate_sha256"]) == (list(SITES), digest)
+        compared = {row["body"]["site"]: row["body"]["agrees"] for row in rows(loopback, name, "compared")}
+        assert compared[NODE], "the daemon finds that the digest of the sum is its own"
+        round = loopback.folder(name).generation(1) / "checkpoints" / "round-000001"
+        own, summed = (load_file(round / stage / "sums.safetensors") for stage in ("count", "aggregate"))
+        assert {tensor: value.ravel().tolist() for tensor, value in summed.items()} == total
+        added = {tensor: value + own[tensor].ravel() for tensor, value in added.items()}
+        # What left for the Node client is masked, and what came from there is no other artifact than its masked one.
+        sent = [each for each in tools.transfers(loopback, name) if each["peer"] == NODE]
+        assert sorted((each["kind"], each.get("masked", False)) for each in sent) == [
+            ("opening", False),
+            ("sums", True),
+        ]
+        (trained,) = (row["body"]["artifact"]["sha256"] for row in rows(loopback, name, "trained"))
+        assert trained not in {each["sha256"] for each in sent}
+        arrived = [row["body"]["source"] for row in rows(loopback, name, "arrived")]
+        assert {each["origin"]: each["artifact"]["sha256"] for each in arrived}[NODE] == said["masked"]["sha256"]
+        shown = run_json("statistics", "--home", loopback.home, "--site", name)
+        assert shown["members"] == list(SITES)
+        assert shown["all"] == {"samples": total["network.count"][0], "people": total["network.table"][0]}
+    assert {name: value.tolist() for name, value in added.items()} == total
+    ledger = [json.loads(line) for line in (folder / "egress.jsonl").read_text().splitlines()]
+    left = sorted((row["kind"], row["peer"]) for row in ledger if row["type"] == "intent")
+    assert left == sorted((kind, name) for kind in ("opening", "sums") for name in DAEMONS)
+
+
+def test_it_refuses_what_is_no_part_of_the_sum(tmp_path: Path) -> None:
+    text = draft("babel", rounds=1, method="statistics", aggregate={"secure": True})
+    loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
+    folders = (word for name in (NODE, DAEMONS[0]) for word in (loopback.folder(name).path, name))
+    said = ran("refusals.js", ROOT / "proto", *folders)
+    refused = {step["what"] for step in said if step["step"] == "refused"}
+    assert {"another seed of its own", "another seed of a pair", "a second commit", "a key of small order"} <= refused
+    assert "to open without all commits" in refused
+    denied = {step["what"]: step["status"] for step in said if step["step"] == "denied"}
+    assert denied["a site that is no peer"] == "UNAUTHENTICATED"
+    assert denied["a sum before greetings match"] == "FAILED_PRECONDITION"
+    assert denied["metrics"] == "UNIMPLEMENTED"
+    assert denied["another kind"] == denied["another round's sum"] == "PERMISSION_DENIED"
+    assert denied["bytes that are no message"] == denied["another stage"] == "INVALID_ARGUMENT"
+    assert (len(refused), len(denied)) == (13, 12)

@@ -24,9 +24,9 @@ const KIND = "KIND_MODEL";
 /** The messages and the service of peer.proto. */
 class Wire {
   constructor(folder) {
-    const definition = loader.loadSync(path.join(folder, "peer.proto"), READ);
-    this.Exchange = grpc.loadPackageDefinition(definition).mhfl.v1.Exchange;
-    this.decodeManifest = definition["mhfl.v1.Manifest"].deserialize;
+    this.definition = loader.loadSync(path.join(folder, "peer.proto"), READ);
+    this.Exchange = grpc.loadPackageDefinition(this.definition).mhfl.v1.Exchange;
+    this.decodeManifest = this.definition["mhfl.v1.Manifest"].deserialize;
   }
 }
 
@@ -36,6 +36,7 @@ class Own {
     const read = (...parts) => fs.readFileSync(path.join(folder, ...parts));
     const federation = protocol.parseFederation(read("federation.toml").toString());
     this.name = name;
+    this.document = federation;
     this.ca = Buffer.from(federation.ca_certificate);
     this.key = read("pki", "site.key");
     this.certificate = read("pki", "cert.pem");
@@ -106,6 +107,22 @@ class Line {
 
 function tell(step, more) {
   process.stdout.write(`${JSON.stringify({ step, ...more })}\n`);
+}
+
+const AGAIN = ["UNAVAILABLE", "ABORTED", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "UNKNOWN", "DATA_LOSS"];
+const PAUSES_S = [0.2, 0.5, 1, 2];
+
+/** The answer of a call that is repeated while it may succeed later; undefined once it is over. */
+async function patiently(call, isOver = () => false) {
+  for (let failures = 0; !isOver(); failures++) {
+    try {
+      return await call();
+    } catch (error) {
+      if (!AGAIN.includes(grpc.status[error.code])) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 1000 * (PAUSES_S[failures] ?? PAUSES_S.at(-1))));
+    }
+  }
+  return undefined;
 }
 
 /** The status and the reason with which a site refuses. */
@@ -200,6 +217,6 @@ function run(main) {
   });
 }
 
-module.exports = { KIND, Line, Own, WAIT_S, Wire, drain, refused, run, tell };
+module.exports = { KIND, Line, Own, WAIT_S, Wire, drain, patiently, refused, run, tell };
 
 if (require.main === module) run(main);

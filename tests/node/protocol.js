@@ -14,6 +14,7 @@ const MANIFEST_LABEL = Buffer.from("mhfl/manifest/v1\0");
 const ROUND_LABEL = Buffer.from("mhfl/round/v1\0");
 const WORD = 1n << 64n;
 const USAGES = ["1.3.6.1.5.5.7.3.1", "1.3.6.1.5.5.7.3.2"]; // server and client authentication
+const STATE_TYPES = ["I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL"];
 const DTYPE_BYTES = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U8: 1, BOOL: 1 };
 
 /** The parsed federation.toml; integers are BigInt, so that `1` and `1.0` stay two things. */
@@ -144,6 +145,12 @@ function openSigned(signed, label, { ca, dialled, now, decode }) {
   return decode(signed.body);
 }
 
+/** A SignedManifest: the signature of the certificate's key over the body as it will leave. */
+function signManifest(body, key, certificate) {
+  const signature = crypto.sign("sha256", Buffer.concat([MANIFEST_LABEL, body]), { key, dsaEncoding: "der" });
+  return { body, signature, certificate_der: new crypto.X509Certificate(certificate).raw };
+}
+
 /** Refuse a manifest that is not the one that was asked for. */
 function checkManifest(manifest, { federation, origin, owner, kind, round }) {
   refuseUnless(federation.equals(manifest.federation), "the manifest is of another federation");
@@ -172,6 +179,33 @@ function checkArtifact(content, manifest) {
   spans.sort(([one], [other]) => one - other);
   const end = spans.reduce((at, [begin, after]) => (refuseUnless(begin === at, `a gap at byte ${at}`), after), 0);
   refuseUnless(8 + length + end === content.length, "something follows the last tensor");
+}
+
+/** A safetensors file; the tensors have `name`, `dtype`, `shape` and `data`, and stand in the given order. */
+function writeTensors(tensors) {
+  let end = 0;
+  const header = tensors.map(({ name, dtype, shape, data }) => {
+    const begin = end;
+    end += data.length;
+    return `${JSON.stringify(name)}:${JSON.stringify({ dtype, shape, data_offsets: [begin, end] })}`;
+  });
+  const text = Buffer.from(`{${header.join(",")}}`);
+  const padding = Buffer.alloc(-text.length & 7, " ");
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(text.length + padding.length));
+  return Buffer.concat([length, text, padding, ...tensors.map(({ data }) => data)]);
+}
+
+/** The file whose digest a pulse states as `aggregate`; the tensors stand in any order. */
+function writeState(tensors) {
+  const rank = ({ dtype }) => STATE_TYPES.indexOf(dtype);
+  const byName = (one, other) => Buffer.compare(Buffer.from(one.name), Buffer.from(other.name));
+  return writeTensors([...tensors].sort((one, other) => rank(one) - rank(other) || byName(one, other)));
+}
+
+/** The bytes of the only tensor of a file that was checked. */
+function readTensor(content) {
+  return content.subarray(8 + Number(content.readBigUInt64LE(0)));
 }
 
 const FRAMES = ["PARK", "PARKED", "REFUSED", "PING", "PONG", "OPEN", "READY"];
@@ -207,7 +241,13 @@ module.exports = {
   openRound,
   order,
   parseFederation,
+  readTensor,
+  refuseUnless,
   rosterDigest,
   roundKeyTag,
   sha256,
+  signManifest,
+  u64be,
+  writeState,
+  writeTensors,
 };

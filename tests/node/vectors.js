@@ -8,6 +8,7 @@ const path = require("node:path");
 const loader = require("@grpc/proto-loader");
 
 const protocol = require("./protocol");
+const sums = require("./sums");
 
 const READ = { keepCase: true, longs: Number, enums: String, defaults: true };
 
@@ -89,6 +90,83 @@ function parking(vectors) {
   return vectors.frames.length + vectors.refused.length;
 }
 
+function states(vectors) {
+  for (const { tensors, file, sha256 } of vectors) {
+    const content = protocol.writeState(tensors.map(({ data, ...tensor }) => ({ ...tensor, data: unhex(data) })));
+    assert.strictEqual(content.toString("hex"), file);
+    assert.strictEqual(protocol.sha256(content).toString("hex"), sha256);
+  }
+  return vectors.length;
+}
+
+const unhex = (hex) => Buffer.from(hex, "hex");
+
+/** One sum, as each member computes it; the seeds, masks and statements of all members, and the sum of some. */
+function sum({ context, bits, fraction_bits: fractionBits, clip, members, contributors, units, mean }) {
+  const { federation, amendment, round, stage } = context;
+  const of = { federation: unhex(federation), amendment: unhex(amendment), round, stage };
+  const heard = Object.entries(members).map(([name, member]) => {
+    const ownPrivate = unhex(member.private_key);
+    assert.strictEqual(sums.publicKey(ownPrivate).toString("hex"), member.public_key);
+    const others = Object.keys(members).filter((each) => each !== name);
+    const seeds = Object.fromEntries(
+      others.map((other) => {
+        const keys = { ownPrivate, otherPublic: unhex(members[other].public_key) };
+        return [other, sums.pairSeed(of, { own: name, other, ...keys })];
+      }),
+    );
+    const shown = Object.fromEntries(Object.entries(seeds).map(([other, seed]) => [other, seed.toString("hex")]));
+    assert.deepStrictEqual(shown, member.pair_seeds);
+    const input = sums.units(member.values, { fractionBits, clip });
+    assert.deepStrictEqual(input.units.map(Number), member.units);
+    assert.strictEqual(input.clipped, member.clipped);
+    const own = unhex(member.own_seed);
+    const words = sums.mask({ bits, site: name, units: input.units, own, seeds });
+    assert.strictEqual(sums.encode(words, bits).toString("hex"), member.masked);
+    const secrets = { ...seeds, [name]: own };
+    const committed = Object.entries(secrets).map(([each, seed]) => [each, sums.commitment(seed)]);
+    const commitments = Object.fromEntries(committed);
+    const artifact = protocol.sha256(unhex(member.masked)).toString("hex");
+    assert.strictEqual(sums.statement(artifact, commitments), member.statement);
+    assert.strictEqual(sums.statementDigest(artifact, commitments), member.digest);
+    const left = Object.entries(shown).filter(([other]) => !contributors.includes(other));
+    const opening = { own, shared: Object.fromEntries(left) };
+    return { name, words: sums.decode(unhex(member.masked), bits), commitments, opening };
+  });
+  const set = Object.fromEntries(contributors.map((name) => [name, members[name].digest]));
+  const added = sums.total(heard.filter(({ name }) => name in set), set, bits);
+  assert.deepStrictEqual(added.map(Number), units);
+  assert.deepStrictEqual(sums.mean(added, { fractionBits, clip }, contributors.length), mean);
+}
+
+function secureSums(vectors) {
+  for (const { members, colluders, members_min: expected } of vectors.members_min) {
+    assert.strictEqual(sums.membersMin(members, colluders), expected);
+  }
+  for (const { context, sites, info } of vectors.info) {
+    assert.strictEqual(sums.info(context, ...sites).toString("hex"), info);
+  }
+  vectors.sums.forEach(sum);
+  return vectors.members_min.length + vectors.info.length + vectors.sums.length;
+}
+
+function sumStatements(vectors, messages) {
+  const { deserialize, serialize } = messages["mhfl.v1.SumStatements"];
+  for (const { what, statements, known, key, shown, commit, opening } of vectors.accepted) {
+    assert.strictEqual(protocol.sha256(unhex(statements)).toString("hex"), known);
+    const read = sums.readStatements(unhex(statements), deserialize);
+    const text = read.opening && { own: read.opening.own.toString("hex"), shared: read.opening.shared };
+    const fields = { ...read, key: read.key && read.key.toString("hex"), opening: text };
+    assert.deepStrictEqual(fields, { key, shown, commit, opening }, what);
+    assert.deepStrictEqual(sums.readStatements(sums.writeStatements(read, serialize), deserialize), read, what);
+  }
+  for (const { statements, what } of vectors.refused) {
+    assert.throws(() => sums.readStatements(unhex(statements), deserialize), Error, what);
+  }
+  for (const key of vectors.small_order) assert.throws(() => sums.checkKey(unhex(key)), Error, key);
+  return vectors.accepted.length + vectors.refused.length + vectors.small_order.length;
+}
+
 function main(folder) {
   const read = (name) => JSON.parse(fs.readFileSync(path.join(folder, "vectors", `${name}.json`), "utf8"));
   const messages = loader.loadSync(path.join(folder, "peer.proto"), READ);
@@ -100,6 +178,9 @@ function main(folder) {
       manifest: manifests(read("manifest"), messages["mhfl.v1.Manifest"].deserialize),
       round: rounds(read("round"), messages["mhfl.v1.RoundClaim"].deserialize),
       parking: parking(read("parking")),
+      state: states(read("state")),
+      secure_sum: secureSums(read("secure_sum")),
+      sum_statements: sumStatements(read("sum_statements"), messages),
     }),
   );
 }
