@@ -163,7 +163,7 @@ def test_it_meets_every_known_answer() -> None:
     counts |= {name: 1 + len(known[name]["refused"]) for name in ("manifest", "round")}
     for name, kinds in (
         ("parking", ("frames", "refused")),
-        ("secure_sum", ("members_min", "info", "sums")),
+        ("secure_sum", ("members_min", "info", "artifacts", "sums")),
         ("sum_statements", ("accepted", "refused", "small_order")),
     ):
         counts[name] = sum(len(known[name][kind]) for kind in kinds)

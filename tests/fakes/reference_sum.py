@@ -143,6 +143,45 @@ def example(sites: list[str], contributors: list[str], *, bits: int, fraction_bi
     }
 
 
+TENSORS = [
+    {"name": "network.weight", "dtype": "F32", "shape": [2, 3], "values": [0.25, -0.125, 65.5, -0.03125, 0.0, -70.0]},
+    {"name": "Network.bias", "dtype": "F64", "shape": [2], "values": [0.1, -0.3]},
+    {"name": "network.batches", "dtype": "I64", "shape": [], "values": [1_000_000_000]},
+    {"name": "network.grown", "dtype": "I32", "shape": [2], "values": [-1_000_000_000, 12]},
+    {"name": "network.frozen", "dtype": "BOOL", "shape": [2], "values": [1, 0]},
+]
+
+
+def artifact(members: int, clip: float, *, samples: int | None = None, whole: bool = False) -> dict[str, Any]:
+    """An artifact as words, in the ring of a sum with so many members; ``samples``: it is weighted with them."""
+    largest, weighted = 1 << 20, samples is not None
+    bits, bound = (64 if weighted or whole else 32), members * (largest if weighted else 1)
+    fraction_bits = max(f for f in range(min(52, bits - 2) + 1) if bound * 2**f < 2 ** (bits - 1))
+    whole_max = (2 ** (bits - 1) - 1) // bound
+    tensors = [tensor for tensor in TENSORS if not (whole and tensor["dtype"].startswith("F"))]
+    words: list[int] = []
+    for tensor in sorted(tensors, key=lambda tensor: tensor["name"]):
+        if tensor["dtype"].startswith("F"):
+            limited = [min(max(value, -clip), clip) for value in tensor["values"]]
+            words += [round(value * (2**fraction_bits / clip)) for value in limited]
+        else:
+            words += [min(max(value, -whole_max), whole_max) for value in tensor["values"]]
+    if samples is not None:
+        weight = min(max(samples, 1), largest)
+        words = [*(word * weight for word in words), weight]
+    return {
+        "members": members,
+        "clip": clip,
+        "samples": samples,
+        "whole": whole,
+        "bits": bits,
+        "fraction_bits": fraction_bits,
+        "whole_max": str(whole_max),
+        "tensors": tensors,
+        "words": b"".join((word % 2**bits).to_bytes(bits // 8, "little") for word in words).hex(),
+    }
+
+
 def vectors() -> dict[str, Any]:
     """The content of the file."""
     names = ["africa", "asia", "europe", "oceania"]
@@ -155,6 +194,13 @@ def vectors() -> dict[str, Any]:
         "info": [
             {"context": context, "sites": [one, other], "info": info(context, one, other).hex()}
             for one, other in (("africa", "asia"), ("b", "a"), ("a", "a-b"), ("s10", "s9"))
+        ],
+        "artifacts": [
+            artifact(4, 64.0),
+            artifact(64, 0.3),
+            artifact(3, 64.0, samples=321),
+            artifact(5, 0.3, samples=1 << 21),
+            artifact(3, 64.0, whole=True),
         ],
         "sums": [
             example(names, names, bits=32, fraction_bits=24, clip=1.0),

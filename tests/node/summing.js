@@ -56,13 +56,6 @@ class Ledger {
   }
 }
 
-/** The input as the words of the ring, in the order of the tensors' names. */
-function wordsOf(tensors, ring) {
-  const values = sums.inOrder(Object.keys(tensors)).flatMap((name) => tensors[name].values.map(BigInt));
-  assert.ok(values.every((value) => -ring.wholeMax <= value && value <= ring.wholeMax));
-  return values;
-}
-
 /** The sum by tensor, and the SHA-256 of its file, which a pulse states as `aggregate`. */
 function aggregate(tensors, added) {
   let at = 0;
@@ -279,7 +272,8 @@ class SummingSite {
   /** MASKED: the input under the masks of all members. The manifest is as those of the others; so is the length. */
   mask({ manifest, length }) {
     const { own, ring, secrets } = this;
-    const units = wordsOf(this.tensors, ring);
+    const tensors = Object.entries(this.tensors).map(([name, { values }]) => ({ name, dtype: "I64", values }));
+    const units = sums.wordsOf(tensors, ring, {});
     assert.strictEqual(units.length, length);
     const seeds = {};
     for (const { name, key } of this.members) {

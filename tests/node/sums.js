@@ -15,6 +15,7 @@ const PUBLIC_KEY = Buffer.from("302a300506032b656e032100", "hex");
 const SECRET_BYTES = 32;
 const STATEMENTS_BYTES_MAX = 16 << 10;
 const ENTRIES_MAX = 64;
+const WEIGHT_MAX = 1 << 20;
 const SITE = /^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$/;
 
 const isBefore = (one, other) => Buffer.compare(Buffer.from(one), Buffer.from(other)) < 0;
@@ -30,7 +31,7 @@ function membersMin(members, colluders, least = 0) {
 // --- the ring -------------------------------------------------------------------------------------------------------
 /** The bits of a word, those of the fraction, and the bound on whole numbers, for N members and weights up to W. */
 function ring({ members, weighted, whole }) {
-  const [bits, weight] = [weighted || whole ? 64 : 32, weighted ? 1n << 20n : 1n];
+  const [bits, weight] = [weighted || whole ? 64 : 32, weighted ? BigInt(WEIGHT_MAX) : 1n];
   let fractionBits = Math.min(52, bits - 2);
   while (BigInt(members) * weight * (1n << BigInt(fractionBits)) >= 1n << BigInt(bits - 1)) fractionBits--;
   return { bits, fractionBits, wholeMax: ((1n << BigInt(bits - 1)) - 1n) / (BigInt(members) * weight) };
@@ -52,6 +53,20 @@ function units(values, { fractionBits, clip }) {
     units: values.map((value) => BigInt(within(rounded(within(value, clip) * (largest / clip)), largest))),
     clipped: values.filter((value) => Math.abs(value) > clip).length,
   };
+}
+
+/** The words of an artifact's tensors, in the order of their names; with `samples` they are weighted. */
+function wordsOf(tensors, { fractionBits, wholeMax }, { clip, samples = null }) {
+  const byName = Object.fromEntries(tensors.map((tensor) => [tensor.name, tensor]));
+  const limited = (value) => (value > wholeMax ? wholeMax : value < -wholeMax ? -wholeMax : value);
+  const words = inOrder(Object.keys(byName)).flatMap((name) => {
+    const { dtype, values } = byName[name];
+    const isFloating = /^B?F/.test(dtype); // and BOOL is a whole number
+    return isFloating ? units(values, { fractionBits, clip }).units : values.map((value) => limited(BigInt(value)));
+  });
+  if (samples === null) return words;
+  const weight = BigInt(Math.min(Math.max(samples, 1), WEIGHT_MAX));
+  return [...words.map((word) => word * weight), weight];
 }
 
 function mean(sums, { fractionBits, clip }, contributors) {
@@ -312,5 +327,6 @@ module.exports = {
   statementDigest,
   total,
   units,
+  wordsOf,
   writeStatements,
 };

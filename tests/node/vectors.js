@@ -146,8 +146,15 @@ function secureSums(vectors) {
   for (const { context, sites, info } of vectors.info) {
     assert.strictEqual(sums.info(context, ...sites).toString("hex"), info);
   }
+  for (const { members, clip, samples, whole, tensors, words, ...expected } of vectors.artifacts) {
+    const ring = sums.ring({ members, weighted: samples !== null, whole });
+    const { bits, fraction_bits: fractionBits, whole_max: wholeMax } = expected;
+    assert.deepStrictEqual(ring, { bits, fractionBits, wholeMax: BigInt(wholeMax) });
+    assert.strictEqual(sums.encode(sums.wordsOf(tensors, ring, { clip, samples }), bits).toString("hex"), words);
+  }
   vectors.sums.forEach(sum);
-  return vectors.members_min.length + vectors.info.length + vectors.sums.length;
+  const { members_min: least, info, artifacts } = vectors;
+  return least.length + info.length + artifacts.length + vectors.sums.length;
 }
 
 function sumStatements(vectors, messages) {

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fakes import reference_sum
 from fakes.memory_sums import mask
 from peer.core import limits
 from peer.core.ring import WEIGHT_MAX, Ring
@@ -25,8 +26,11 @@ from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.site.sums import masked_files, masking
 from peer.site.sums.masked_files import MaskedFile, add_masked, mask_file
+from peer.train.tensors import DTYPE_NAMES
 
 State = Mapping[str, Tensor]
+
+VECTORS = json.loads(reference_sum.PATH.read_text("utf-8"))["artifacts"]
 
 
 def ring_of(sites: int, *, clip: float = 4.0, weighted: bool = False, whole: bool = False) -> Ring:
@@ -90,6 +94,40 @@ class Federation:
         content = artifact_path(self.folder, digest).read_bytes()
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (digest, size)
         return safetensors.torch.load(content)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector['members']}-{vector['samples']}")
+def test_an_artifact_becomes_the_words_of_the_specification(tmp_path: Path, vector: dict[str, Any]) -> None:
+    ring = Ring.of(
+        members=vector["members"],
+        clip=vector["clip"],
+        weighted=vector["samples"] is not None,
+        whole=vector["whole"],
+    )
+    assert (ring.bits, ring.fraction_bits) == (vector["bits"], vector["fraction_bits"])
+    assert ring.whole_max == int(vector["whole_max"])
+    types = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    plain = {
+        tensor["name"]: torch.tensor(tensor["values"], dtype=types[tensor["dtype"]]).reshape(tensor["shape"])
+        for tensor in vector["tensors"]
+    }
+    seed = b"s" * 32
+    masked = mask_file(
+        write(tmp_path, plain),
+        tmp_path,
+        ring=ring,
+        weight=vector["samples"] or 1,
+        site=SiteName("asia"),
+        own_seed=seed,
+        pair_seeds={},
+    )
+    words = safetensors.torch.load_file(artifact_path(tmp_path, masked.sha256))["masked"].tolist()
+    masks = reference_sum.words(seed, len(words), ring.bits)
+    content = [
+        ((word - added) % 2**ring.bits).to_bytes(ring.bits // 8, "little")
+        for word, added in zip(words, masks, strict=True)
+    ]
+    assert b"".join(content).hex() == vector["words"]
 
 
 def federation(folder: Path, sites: int, *, ring: Ring | None = None) -> Federation:
