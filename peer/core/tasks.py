@@ -13,7 +13,7 @@ UNCLASSED = frozenset({"super_resolution", "number", "survival"})
 """Objectives without classes that could have weights."""
 VECTORS = CLASSIFYING | ANSWERS | {"number"}
 """Objectives whose prediction is a vector a sample, and neither a map nor an image."""
-MINOR = frozenset({"distill", "decide", "head", "calibrate", "prototypes", "digest", "predict", "fuse"})
+MINOR = frozenset({"distill", "decide", "head", "calibrate", "prototypes", "digest", "predict", "fuse", "refine"})
 """Stages that train no whole local model: they have a quarter of the steps."""
 
 

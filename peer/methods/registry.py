@@ -23,6 +23,7 @@ from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
 from peer.methods.fedsm.plan import FEDSM
+from peer.methods.fedtgp.plan import FEDTGP
 from peer.methods.fedvisit.plan import FEDVISIT, FEDVISIT_TWIN
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.lc_fed.plan import LC_FED
@@ -58,6 +59,7 @@ PLANS: dict[str, Plan] = {
     "fedsm": FEDSM,
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
+    "fedtgp": FEDTGP,
     "pooled_head": POOLED_HEAD,
     "statistics": STATISTICS,
     "scaffold": SCAFFOLD,

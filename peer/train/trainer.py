@@ -464,7 +464,7 @@ class Trainer:
         if owner is None:
             exchange = self.artifact_exchange
             received = exchange.receive_all(command.sources) if exchange.stages_receive else {}
-            if probe is not None and received and self.settings.plan.artifact != "prediction":
+            if probe is not None and received and self.settings.plan.artifact not in ("prediction", "prototype"):
                 probe.check_received(command.sources, received, self.site_networks.dam)
             context = self._stage_context(received, round=command.round, **self.data.context_fields(settings))
             return self._valve.build(command, context, lambda: Batch(*self.data.training.read([0]), self.data.masks))

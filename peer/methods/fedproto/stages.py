@@ -88,10 +88,12 @@ def pool(features: Tensor, width: int) -> Tensor:
     return features @ means.to(features)
 
 
-def build_table(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
+def build_table(
+    context: BuildContext, networks: Mapping[str, Any], *, name: str = "peer.methods.fedproto.table:PrototypeTable"
+) -> nn.Module:
     """Build an empty table of prototypes, as a network that has a spec."""
     spec = {
-        "name": "peer.methods.fedproto.table:PrototypeTable",
+        "name": name,
         "spatial_dims": context.spatial_dims,
         "in_channels": context.in_channels,
         "classes": context.classes,

@@ -54,6 +54,7 @@ def make_context(make_site: Any) -> Callable[..., StageContext]:
         ("lg_fedavg", "local", {}),
         ("fedprox", "local", {"mu": 0.0}),
         ("fedproto", "local", {"width": 4}),
+        ("fedtgp", "local", {"width": 4}),
         ("dfml", "local", {}),
         ("ditto", "local", {"lambda": 0.0, "shared": lambda: network(2)}),
         ("proxyfl", "local", {"alpha": 0.0, "shared": lambda: network(2)}),
@@ -87,7 +88,10 @@ def test_methods_are_those_of_the_plans() -> None:
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    [*((name, "predictions") for name in ("fedmd", "pfeddf", "ds_pfl", "kt_pfl")), ("fedproto", "prototypes")],
+    [
+        *((name, "predictions") for name in ("fedmd", "pfeddf", "ds_pfl", "kt_pfl")),
+        *((name, "prototypes") for name in ("fedproto", "fedtgp")),
+    ],
 )
 def test_where_anything_else_is_sent_no_model_ever_leaves(name: str, network: str) -> None:
     assert (METHODS[name].artifact_network, PLANS[name].never_leaves) == (network, ("model", "head"))

@@ -230,6 +230,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...
     ("proxyfl", {}, {"shared_model": SHARED}, ["train"], (2,)),
     ("fedprox", {"mu": 50.0}, {}, ["train", "train"], (2,)),
     ("fedproto", {}, {}, ["train", "prototypes"], (1, 2)),
+    ("fedtgp", {}, {}, ["train", "prototypes", "refine"], (1, 2)),
     ("scaffold", {}, {}, ["train", "train"], (1, 2)),
     ("kt_pfl", {}, {}, ["train", "predict", "digest"], (1, 2)),
     ("feddf", {}, {}, ["train", "fuse"], (1, 2)),
