@@ -15,6 +15,8 @@ from peer.lab.report.results import RunResult
 SAMPLES_MAX = 1000
 """Upper bound of samples: more take minutes and make the figure no clearer."""
 SAMPLES_MIN = 12
+PANELS_MAX = 8
+"""Upper bound of methods in a figure: more are not told apart, and each takes seconds."""
 PERPLEXITY_MAX = 30.0
 NEIGHBOURS = 10
 VECTOR_POINTS_MAX = 1500
@@ -38,10 +40,12 @@ def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure
             features_by_method[run.method] = _subsample(*parts)
     if not features_by_method:
         return None
-    columns = len(features_by_method)
+    labels_shown = list(features_by_method)[:PANELS_MAX]
+    columns = len(labels_shown)
     figure, (above, below) = plotting.new_figure(max(4.4, 1.2 + 1.75 * columns), 4.1, rows=2, columns=columns)
     sites = sorted(runs[0].sites)
-    for column, (label, (values, labels, origins)) in enumerate(features_by_method.items()):
+    for column, label in enumerate(labels_shown):
+        values, labels, origins = features_by_method[label]
         positions = embed(values)
         share = same_class_share(values, labels)
         above[column].set_title(f"{label}\n{share:.0%} same class", fontsize=8.5)
@@ -49,6 +53,9 @@ def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure
         _scatter(below[column], positions, origins, dict(enumerate(sites)))
     for axes, label in ((above[0], "by class"), (below[0], "by site")):
         axes.set_ylabel(label, fontweight="bold")
+    left_out = (
+        f"The first {columns} of {len(features_by_method)} methods. " if columns < len(features_by_method) else ""
+    )
     for line in (above, below):
         line[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), markerscale=1.8, handletextpad=0.2)
     return plotting.render(
@@ -57,7 +64,7 @@ def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure
         title=f"t-SNE of body features: {site}",
         caption=f"What {site}'s network gives its head, for every site's test samples. Above each field: how many of "
         f"the {NEIGHBOURS} nearest samples, in the features themselves, are of the same class; distances in the map "
-        f"mean little. Fold {runs[0].fold}, seed {runs[0].seed}. As figure 5 of MH-pFLID.",
+        f"mean little. Fold {runs[0].fold}, seed {runs[0].seed}. {left_out}As figure 5 of MH-pFLID.",
     )
 
 
