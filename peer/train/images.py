@@ -52,6 +52,7 @@ class PlacedImage:
         turn: how the file's axes were turned, if at all.
         affine: for a volume whose file states one, maps voxels of ``values`` to mm in RAS.
         spacing: mm between voxels, along the axes of ``values``, if the file states them.
+        files: the name of each file and its number of channels, if there are several.
     """
 
     values: Tensor
@@ -59,6 +60,7 @@ class PlacedImage:
     turn: Turn | None = None
     affine: Affine | None = None
     spacing: tuple[float, ...] | None = None
+    files: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,15 @@ class Preparation:
         values = _normalise(values, self.normalise).contiguous()
         if not torch.isfinite(values).all():
             raise ValueError("holds a value beyond the range of float32 once its values are normalised")
-        check_not_constant(values, f" once it is brought to [data] input_size = {list(self.input_size)}")
+        when = f" once it is brought to [data] input_size = {list(self.input_size)}"
+        check_not_constant(values, when)
+        first = 0
+        for name, count in image.files:  # nothing may be left of one scan of several
+            try:
+                check_not_constant(values[first : first + count], when)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            first += count
         return values
 
     def fit(self, values: Tensor, spacing: tuple[float, ...] | None) -> Tensor:
@@ -200,7 +210,8 @@ def load_images(
     if values.shape[0] != channels:
         count = f"{values.shape[0]} channel{'' if values.shape[0] == 1 else 's'}"
         raise ValueError(f"has {count}, [task] {key} is {channels}")
-    return replace(first, values=values)
+    files = [(path.name, len(image.values)) for path, image in zip(paths, images, strict=True)]
+    return replace(first, values=values, files=files if len(files) > 1 else ())
 
 
 def load_image(

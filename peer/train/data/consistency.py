@@ -35,6 +35,7 @@ class Consistency:
     split: list[str] = field(default_factory=list)
     signals: dict[str, str] = field(default_factory=dict)
     relationships: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
 
     def add(self, images: Mapping[Path, StoredImage]) -> None:
         """Add the files of one sample."""
@@ -46,6 +47,8 @@ class Consistency:
             self.doubts += [f"{path} {doubt}" for doubt in image.doubts]
             self.notes += [f"{path} {note}" for note in image.notes]
             self.relationships[str(path)] = image.relationship or "LIN or not stated"
+            if image.unit:
+                self.units[str(path)] = image.unit
             if image.signals:
                 self.signals[str(path)] = image.signals
             if image.spacing is not None:
@@ -57,6 +60,11 @@ class Consistency:
             shift = distance_of(first, image)
             if shift is not None:
                 self.split.append(f"{path} (up to {shift:.3g} mm from {paths[0].name})")
+
+    def add_label(self, path: Path, label: StoredImage, image: StoredImage | None) -> None:
+        """Add a label file, which may contradict itself, or be turned where its image is not."""
+        self.doubts += [f"{path} {doubt}" for doubt in label.doubts]
+        self.notes += [f"{path} {note}" for note in label.notes if image is None or note not in image.notes]
 
     def problems(self) -> list[str]:
         """Return the problems that make training fail under any configuration."""
@@ -109,6 +117,8 @@ class Consistency:
                 f"values relate otherwise to the X-ray beam's intensity, by PixelIntensityRelationship: "
                 f"{_outliers(self.relationships)}; take one kind"
             )
+        if len(set(self.units.values())) > 1:
+            lines.append(f"values are in several units: {_outliers(self.units)}; convert them to one")
         if len(set(self.depths.values())) > 1 and not {"intensity", "normalise"} & {*settled}:
             lines.append(
                 f"values are of several types: {_outliers(self.depths)}; with other ranges, set [data] intensity or "

@@ -18,8 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pydicom
 from numpy.typing import NDArray
+from pydicom.encaps import generate_fragments
 from pydicom.misc import is_dicom
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+from pydicom.uid import RLELossless
 
 from peer.errors import ConfigError
 from peer.extras import install_remedy
@@ -40,9 +42,34 @@ DIGITS = re.compile(r"\d+")
 
 VALUE_FIELDS = (
     "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue", MAPPING,
-    "PixelIntensityRelationship",
+    "PixelIntensityRelationship", "FloatPixelPaddingValue", "DoubleFloatPixelPaddingValue",
 )  # fmt: skip
 """Fields that change the meaning of stored values: either all slices of a volume have such a field, or none."""
+
+SHAPE_FIELDS = ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation")
+SERIES_FIELDS = ("PatientID", "FrameOfReferenceUID", "RescaleType", "Units", "DoseUnits")
+"""Fields that all slices of a volume have alike, the second ones where a slice has them."""
+PERSONAL = frozenset({"PatientID"})
+
+PADDING_FIELDS = (
+    ("PixelPaddingValue", "PixelPaddingRangeLimit"),
+    ("FloatPixelPaddingValue", "FloatPixelPaddingRangeLimit"),
+    ("DoubleFloatPixelPaddingValue", "DoubleFloatPixelPaddingRangeLimit"),
+)
+"""The value, or the first and last value, of pixels that were not measured, by the type of pixels."""
+
+FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+
+SHAPES = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}
+"""Photometric interpretation -> the presentation LUT shape that says the same (PS3.3, C.11.6)."""
+
+CONTAINERS = frozenset({".bz2", ".crdownload", ".gz", ".part", ".tmp", ".xz", ".zip", ".zst"})
+"""Last suffixes of a slice that is compressed, or whose transfer did not end."""
+
+FRAME_STARTS = (b"\xff\xd8\xff", b"\xff\x4f\xff\x51")
+"""First bytes of a frame in JPEG and JPEG-LS, and in JPEG 2000."""
+
+RLE_HEADER_BYTES, RLE_SEGMENTS_MAX = 64, 15
 
 FRAME_BYTES_MIN = 8
 """Minimum size of a compressed frame: the header of its item (PS3.5, A.4)."""
@@ -65,6 +92,7 @@ class DicomImage:
     affine: Vector | None
     doubts: tuple[str, ...]
     relationship: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +104,7 @@ class DicomSlice:
         spacing: mm between rows and between columns.
         rescale: slope and intercept of this frame alone.
         mapping: to real world values, of this frame or its file, where slope and intercept do not apply it.
+        component: of complex values, such as magnitude or phase; empty if not stated.
     """
 
     name: str
@@ -87,6 +116,7 @@ class DicomSlice:
     spacing: Vector | None
     rescale: tuple[float, float] | None = None
     mapping: RealWorldMapping | None = None
+    component: str = ""
 
 
 def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
@@ -97,17 +127,10 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     """
     files, headers = _read_headers(path)
     header = headers[0]
-    for key in ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"):
-        values = Counter(str(other.get(key)) for other in headers)
-        if len(values) > 1:
-            listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
-            raise ValueError(f"its slices differ in {key}: {listed}")
-    for key in VALUE_FIELDS:
-        without = [file.name for file, other in zip(files, headers, strict=True) if key not in other]
-        if without and len(without) < len(files):
-            raise ValueError(f"{without[0]} has no {key}, other slices have one")
+    _check_alike(files, headers)
     for file, other in zip(files, headers, strict=True):
         _check_stored_bits(file, other)
+        _check_meaning(file, other)
     planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index], index, other)]
     unscaled = [plane.name for plane in planes if plane.rescale is None]
     if unscaled and len(unscaled) < len(planes):
@@ -115,6 +138,10 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     units = {plane.mapping and plane.mapping.unit: plane.name for plane in planes}
     if len(units) > 1:
         raise ValueError(f"{' and '.join(units.values())} map their values to real world values of different kinds")
+    components = {plane.component: plane.name for plane in planes}
+    if len(components) > 1:
+        listed = " and ".join(f"{name} ({component or 'not stated'})" for component, name in components.items())
+        raise ValueError(f"{listed} hold different components of complex values; make a folder of each")
     relationships = {read_relationship(file.name, other): file.name for file, other in zip(files, headers, strict=True)}
     if len(relationships) > 1:
         raise ValueError(f"{' and '.join(relationships.values())} differ in PixelIntensityRelationship")
@@ -129,8 +156,11 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     sign = "int" if header.get("PixelRepresentation", 0) else "uint"
     depth = f"{sign}{header.get('BitsAllocated', 16)}"
     channels = _channels(header, is_label_map)
+    mapping = planes[0].mapping
+    unit = mapping.unit if mapping else str(next(filter(None, map(header.get, SERIES_FIELDS[2:])), ""))
+    (relationship,) = relationships
     return DicomImage(
-        space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts, *relationships
+        space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts, relationship, unit
     )
 
 
@@ -141,10 +171,61 @@ def storage_class(header: Any) -> str:
 
 
 def named_like(path: Path, slices: Iterable[Path]) -> bool:
-    """Return whether a file's name has the suffix of these slices or, without a suffix, differs in digits alone."""
+    """Return whether a file's name has the suffix of these slices or, without a suffix, differs in digits alone.
+
+    A suffix of a container or of an unfinished transfer does not count.
+    """
+    if path.suffix.lower() in CONTAINERS:
+        return named_like(path.with_suffix(""), slices)
     if path.suffix and not path.suffix[1:].isdigit():
         return path.suffix.lower() in {file.suffix.lower() for file in slices}
     return DIGITS.sub("0", path.name) in {DIGITS.sub("0", file.name) for file in slices}
+
+
+def _check_alike(files: Sequence[Path], headers: Sequence[Any]) -> None:
+    """Raise ``ValueError`` if slices differ in a field that one image has once."""
+    for key in (*SHAPE_FIELDS, *SERIES_FIELDS):
+        values = Counter(str(other.get(key)) for other in headers if key in SHAPE_FIELDS or other.get(key))
+        if len(values) > 1:
+            listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
+            raise ValueError(f"its slices differ in {key}{'' if key in PERSONAL else f': {listed}'}")
+    for key in VALUE_FIELDS:
+        without = [file.name for file, other in zip(files, headers, strict=True) if key not in other]
+        if without and len(without) < len(files):
+            raise ValueError(f"{without[0]} has no {key}, other slices have one")
+
+
+def _check_meaning(file: Path, header: Any) -> None:
+    """Raise ``ValueError`` if a file says in two ways what its values mean, or does not say what they need."""
+    rescale = _read_rescale(file.name, header)
+    groups = [group for key in FRAME_GROUPS for group in header.get(key) or ()]
+    others = [key for key in ("ModalityLUTSequence", "DoseGridScaling") if key in header]
+    others += ["slopes of its frames"] if any("PixelValueTransformationSequence" in group for group in groups) else []
+    if others and rescale not in (None, (1.0, 0.0)):
+        raise ValueError(
+            f"{file.name} has RescaleSlope and RescaleIntercept, and {others[0]} besides; keep one of both"
+        )
+    if header.get("Modality") == "RTDOSE" and "DoseGridScaling" not in header:
+        raise ValueError(f"{file.name} stores a dose and has no DoseGridScaling, without which its unit is unknown")
+    photometric, shape = header.get("PhotometricInterpretation"), header.get("PresentationLUTShape")
+    is_contradicted = shape in SHAPES.values() and SHAPES.get(photometric, shape) != shape
+    if is_contradicted and header.get("Modality") not in UNITS_FROM:
+        raise ValueError(f"{file.name} contradicts itself: {photometric}, with PresentationLUTShape {shape}")
+
+
+def _read_rescale(name: str, fields: Any) -> tuple[float, float] | None:
+    """Return slope and intercept; ``None`` if there is neither. Raise ``ValueError`` if one lacks or is no number."""
+    given = [key for key in ("RescaleSlope", "RescaleIntercept") if key in fields]
+    if not given:
+        return None
+    if len(given) == 1:
+        other = "RescaleIntercept" if given == ["RescaleSlope"] else "RescaleSlope"
+        raise ValueError(f"{name} has a {given[0]} and no {other}; write both, or neither")
+    try:
+        return float(fields.RescaleSlope), float(fields.RescaleIntercept)
+    except TypeError as error:
+        values = " and ".join(f"{key} {str(fields.get(key) or '')!r}" for key in given)
+        raise ValueError(f"{name} has {values}, which are no numbers") from error
 
 
 def _check_stored_bits(file: Path, header: Any) -> None:
@@ -220,25 +301,53 @@ def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
             raise ValueError(f"{name} has {count} frames and describes {len(groups)}")
         yield from _enhanced(plane, groups, header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()], header)
         return
-    rescale = (
-        (float(header.RescaleSlope), float(header.get("RescaleIntercept", 0))) if "RescaleSlope" in header else None
-    )
-    plane = replace(plane, mapping=read_mapping(header.get(MAPPING) or (), rescale, header))
+    mapping = read_mapping(header.get(MAPPING) or (), _read_rescale(name, header), header)
+    component = _component(header.get("ImageType")) if header.get("Modality") == "MR" else ""
+    plane = replace(plane, mapping=mapping, component=component)
     yield from [plane] if count == 1 else _classic(plane, count, header)
+
+
+def _component(kind: Sequence[Any] | None) -> str:
+    """Return the component of complex values from an image's or a frame's type, which has it third (PS3.3, C.8.3.1)."""
+    return str(kind[2]) if kind is not None and len(kind) > 2 else ""
 
 
 def _check_frames(file: Path, header: Any, count: int) -> None:
     """Raise ``ValueError`` if the file is too small to hold this many frames."""
     size, syntax = file.stat().st_size, getattr(header, "file_meta", {}).get("TransferSyntaxUID")
-    frame_bytes = FRAME_BYTES_MIN
-    if syntax is not None and not syntax.is_compressed and not syntax.is_deflated:
-        samples = 2 if "422" in str(header.get("PhotometricInterpretation")) else int(header.get("SamplesPerPixel", 1))
-        frame_bytes = int(header.Rows) * int(header.Columns) * samples * int(header.get("BitsAllocated", 16)) // 8
+    is_stored_whole = syntax is not None and not syntax.is_compressed and not syntax.is_deflated
+    frame_bytes = _frame_bits(header) // 8 if is_stored_whole else FRAME_BYTES_MIN
     if not 0 < count * frame_bytes <= size:
         raise ValueError(
             f"{file.name} says that it has {count} frames, which do not fit into its {size} bytes; it is cut short or "
             "damaged"
         )
+
+
+def _frame_bits(header: Any) -> int:
+    """Return the number of bits of a frame that is not compressed."""
+    samples = 2 if "422" in str(header.get("PhotometricInterpretation")) else int(header.get("SamplesPerPixel", 1))
+    return int(header.Rows) * int(header.Columns) * samples * int(header.get("BitsAllocated", 16))
+
+
+def _check_no_more_frames(dataset: Any) -> None:
+    """Raise ``ValueError`` if the pixel data have more frames than the header says, which nobody would read."""
+    count, pixels = int(dataset.get("NumberOfFrames") or 1), dataset.get("PixelData") or b""
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.is_compressed and not syntax.is_deflated:
+        is_runs = syntax == RLELossless
+        stored = sum(
+            _is_frame_of_runs(part) if is_runs else part.startswith(FRAME_STARTS) for part in generate_fragments(pixels)
+        )
+    else:
+        stored = 8 * len(pixels) // max(_frame_bits(dataset), 1)
+    if stored > count and pixels:
+        raise ValueError(f"says that it has {count} frame{'s' * (count > 1)}, and holds the pixels of {stored}")
+
+
+def _is_frame_of_runs(part: bytes) -> bool:
+    """Return whether an item of RLE is a frame, which begins with the number of its segments (PS3.5, G.5)."""
+    return len(part) >= RLE_HEADER_BYTES and 0 < int.from_bytes(part[:4], "little") <= RLE_SEGMENTS_MAX
 
 
 def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any], header: Any) -> Iterator[DicomSlice]:
@@ -253,11 +362,13 @@ def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any], h
         position, orientation = item(group, "PlanePositionSequence"), item(group, "PlaneOrientationSequence")
         spacing = item(group, "PixelMeasuresSequence").get("PixelSpacing")
         values = item(group, "PixelValueTransformationSequence")
-        rescale = (float(values.RescaleSlope), float(values.RescaleIntercept)) if "RescaleSlope" in values else None
-        place = _place(position, orientation, spacing)
         name = f"frame {frame + 1} of {plane.name}"
+        rescale = _read_rescale(name, values)
+        place = _place(position, orientation, spacing)
+        kind = item(group, "MRImageFrameTypeSequence")
+        component = str(kind.get("ComplexImageComponent") or _component(kind.get("FrameType")))
         mapping = read_mapping(items(group, MAPPING) or header.get(MAPPING) or (), rescale, header)
-        yield DicomSlice(name, plane.file, frame, frame, *place, rescale, mapping)
+        yield DicomSlice(name, plane.file, frame, frame, *place, rescale, mapping, component)
 
 
 def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]:
@@ -407,6 +518,8 @@ def _decode(dataset: Any, is_label_map: bool) -> NDArray[Any]:
         return _read_frames(dataset, is_label_map)
     except Exception as error:
         text = str(error)
+        if not text:
+            raise ValueError("has pixel data that cannot be decoded: it is cut short or damaged") from error
         if MISSING_DECODER in text or (TWELVE_BITS in text and "pylibjpeg" not in text):
             raise ConfigError(
                 f"reading DICOM files in {dataset.file_meta.TransferSyntaxUID.name} needs the Python packages "
@@ -418,6 +531,7 @@ def _decode(dataset: Any, is_label_map: bool) -> NDArray[Any]:
 
 def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
     """Return the values of one file, ``(frames, c, rows, columns)``: colours in RGB, grey values as measured."""
+    _check_no_more_frames(dataset)
     values = dataset.pixel_array
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if is_label_map and _channels(dataset, is_label_map) == 1:
@@ -448,10 +562,10 @@ def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
 
 def _find_padding(values: NDArray[Any], dataset: Any) -> NDArray[np.bool_] | None:
     """Mark the pixels that were not measured (PS3.3, C.7.5.1.1.2); None if the file has none."""
-    first = dataset.get("PixelPaddingValue")
-    if first is None:
+    key, limit = next((keys for keys in PADDING_FIELDS if dataset.get(keys[0]) is not None), ("", ""))
+    if not key:
         return None
-    last = dataset.get("PixelPaddingRangeLimit", first)
+    first, last = dataset.get(key), dataset.get(limit, dataset.get(key))
     padding: NDArray[np.bool_] = (values >= min(first, last)) & (values <= max(first, last))
     return padding if padding.any() else None
 

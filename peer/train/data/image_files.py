@@ -9,10 +9,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
-import re
 import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -23,9 +22,11 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
+from peer.core.class_numbering import plain_name
 from peer.errors import ConfigError, DataError
 from peer.extras import missing_package
-from peer.train.data import edf_files
+from peer.train.data import edf_files, tiff_files
+from peer.train.data.file_names import named
 
 Shape: TypeAlias = tuple[int, ...]
 Values: TypeAlias = NDArray[Any]
@@ -46,7 +47,9 @@ PAGES_MAX = 4096
 """Maximum number of pages in a TIFF file: the slices of the longest CT. Pillow's time grows quadratically."""
 
 SURPLUS_BYTES_MAX = 1 << 20
-"""Maximum number of bytes after the values of a compressed file, which ends with the checksum."""
+"""Maximum number of bytes after the values of a NIfTI file, and in any case less than a slice: with as much, the header
+says less than there is.
+"""
 
 HEADER_BYTES = 1024
 """Number of bytes from which nibabel detects a file's type."""
@@ -55,17 +58,13 @@ MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
 """NIfTI's unit of length -> mm; a file without a unit is in mm."""
 
 IMAGE_KEY, LABEL_KEY = "image", "label"
-ORIENTATION_TAG, BITS_TAG, SAMPLE_FORMAT_TAG, DESCRIPTION_TAG = 274, 258, 339, 270
-COMPRESSION_TAG, PHOTOMETRIC_TAG, WIDTH_TAG = 259, 262, 256
-"""Numbers of tags, which TIFF and EXIF share."""
-FILL_ORDER_TAG = 266
-PARTS = ((273, 279), (324, 325))
-"""Tags of TIFF with the offsets and the sizes of strips, or of tiles."""
-DEFLATE, WHITE_IS_0 = frozenset({8, 32946}), 0
-SAMPLE_KINDS = {1: "uint", 2: "int", 3: "float", 5: "complex int", 6: "complex"}
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-PAGE_AXES = re.compile(r"\b(channels|frames|SizeC|SizeT)\b\s*=\s*\"?(\d+)")
-"""Matches the number of channels and moments in the descriptions that ImageJ and OME write into a TIFF file."""
+OTHER_NAMES = {
+    IMAGE_KEY: frozenset({"annotation", "label", "labels", "mask", "seg", "segmentation", "target", "y"}),
+    LABEL_KEY: frozenset({"image", "images", "img", "x"}),
+}
+"""Key -> names of arrays that are not what is asked for, even if a file has no other."""
+ORIENTATION_TAG, PHOTOMETRIC_TAG, WHITE_IS_0 = 274, 262, 0
+"""Numbers of tags, which TIFF and EXIF share, and a value of the second."""
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
 
@@ -87,6 +86,7 @@ class StoredImage:
         signals: the channels of a recording by label and unit, and their rate; empty for other
             formats.
         relationship: how values relate to the intensity of an X-ray beam, if that is not linear.
+        unit: of the values, if the file states it.
     """
 
     space: Shape
@@ -99,6 +99,7 @@ class StoredImage:
     notes: tuple[str, ...] = ()
     signals: str = ""
     relationship: str = ""
+    unit: str = ""
 
     @property
     def orientation(self) -> str:
@@ -235,7 +236,10 @@ def _open_nifti(path: Path, _: bool) -> StoredImage:
     if image.get_data_dtype().names or image.get_data_dtype().kind == "c":
         raise ValueError(f"holds values of the type {image.get_data_dtype()}, not one number a voxel")
     depth = str(image.get_data_dtype().newbyteorder("="))
-    sizes, unit = image.shape, MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
+    try:
+        sizes, unit = image.shape, MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
+    except KeyError as error:
+        raise ValueError(f"says its lengths in an unknown unit (xyzt_units {image.header['xyzt_units']})") from error
     if len(sizes) < 3:  # a plane is a picture, in which x runs along a row
         zooms = tuple(unit * float(zoom) for zoom in image.header.get_zooms())[: len(sizes)]
         return StoredImage(sizes[::-1], 1, depth, lambda: _read_nifti(path, image).T[None], spacing=zooms[::-1])
@@ -256,15 +260,23 @@ def _open_nifti(path: Path, _: bool) -> StoredImage:
 
 
 def _read_nifti(path: Path, image: Any) -> Values:
-    """Read the values. A compressed file is read to its end, so that its checksum is compared."""
-    if not path.name.lower().endswith(".gz"):
-        return np.asarray(image.dataobj)
-    end = image.dataobj.offset + math.prod(image.shape) * image.get_data_dtype().itemsize
-    with gzip.open(path) as file:
-        content = file.read(end)
-        if len(file.read(SURPLUS_BYTES_MAX + 1)) > SURPLUS_BYTES_MAX:
-            raise ValueError(f"goes on for more than {SURPLUS_BYTES_MAX} bytes after the values of its header")
-    return np.asarray(type(image).from_bytes(content).dataobj)
+    """Read the values, and the file to its end: its checksum is compared, and a slice beyond the header is found."""
+    itemsize = image.get_data_dtype().itemsize
+    end = image.dataobj.offset + math.prod(image.shape) * itemsize
+    surplus_max = min(SURPLUS_BYTES_MAX, max(math.prod(image.shape[:2]) * itemsize - 1, 0))
+    if path.name.lower().endswith(".gz"):
+        with gzip.open(path) as file:
+            content = file.read(end)
+            surplus = len(file.read(surplus_max + 1))
+        image = type(image).from_bytes(content)
+    else:
+        surplus = path.stat().st_size - end
+    if surplus > surplus_max:
+        raise ValueError(
+            f"goes on for more than {surplus_max} bytes after the values of its header, which may say less than there "
+            "is; write the volume anew"
+        )
+    return np.asarray(image.dataobj)
 
 
 def _nifti_doubts(header: Any, affine: Affine) -> tuple[str, ...]:
@@ -278,8 +290,10 @@ def _nifti_doubts(header: Any, affine: Affine) -> tuple[str, ...]:
 
 def _compare_forms(image: Any, affine: Affine, scale: Affine) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return doubts and notes about a file whose sform and qform place it differently in the patient."""
-    if not (int(image.header["sform_code"]) and int(image.header["qform_code"])):
+    if not int(image.header["sform_code"]):
         return (), ()
+    if not int(image.header["qform_code"]):
+        return (), _compare_lengths(image, affine, scale)
     try:
         second = scale @ image.get_qform(coded=False)
     except Exception:  # a broken quaternion is no second opinion
@@ -294,17 +308,35 @@ def _compare_forms(image: Any, affine: Affine, scale: Affine) -> tuple[tuple[str
     return (), (f"contradicts itself: {where}",)
 
 
-def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
+def _compare_lengths(image: Any, affine: Affine, scale: Affine) -> tuple[str, ...]:
+    """Return a note about a file with a sform alone, whose pixdim gives its voxels other lengths."""
+    lengths = np.array(_column_lengths(affine))
+    others = np.diag(scale)[:3] * np.array([float(zoom) for zoom in image.header.get_zooms()[:3]])
+    shifts = np.abs(others - lengths) * (np.array(image.shape[:3]) - 1)
+    if not np.isfinite(others).all() or (others <= 0).any() or shifts.max() <= lengths.min():
+        return ()
+    listed = ["x".join(f"{length:.3g}" for length in each) for each in (others, lengths)]
+    return (f"contradicts itself: its pixdim says voxels of {listed[0]} mm, its sform, which is taken, {listed[1]} mm",)
+
+
+@contextmanager
+def _opened_picture(path: Path) -> Iterator[Any]:
+    """Open a picture without its name: pillow maps a named file, and then paints turned TIFF pages in disorder."""
     from PIL import Image, UnidentifiedImageError
 
-    try:
-        opened = Image.open(path)
-    except UnidentifiedImageError as error:
-        raise ValueError(_describe_unread(path)) from error
-    with opened as image:
+    with path.open("rb") as file:
+        try:
+            opened = Image.open(file)
+        except UnidentifiedImageError as error:
+            raise ValueError(tiff_files.describe_unread(path)) from error
+        with opened as image:
+            yield image
+
+
+def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
+    with _opened_picture(path) as image:
         if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
             raise ValueError(f"holds {frames} frames; write a file a picture")
-        _check_pages_are_slices(image)
         turned = image.getexif().get(ORIENTATION_TAG, 1)
         notes = (f"is turned as its EXIF tag {turned} says: see that its label map is, too",) if turned > 1 else ()
         pages, headers = 1, {_describe_page(image, is_label_map)}
@@ -313,18 +345,20 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
             headers.add(_describe_page(image, is_label_map))
             if pages > PAGES_MAX:
                 raise ValueError(f"holds more than {PAGES_MAX} pages; save it as NIfTI or as .npy, channels first")
+        if image.format == "TIFF":
+            tiff_files.check_meaning(image, pages, is_label_map=is_label_map)
     if len(headers) > 1:
         kinds = ", ".join(sorted({f"{rows}x{columns}x{channels}" for rows, columns, channels, _ in headers}))
         raise ValueError(f"holds {pages} pages that differ ({kinds}), as a pyramid does; write a file a picture")
     ((rows, columns, channels, depth),) = headers
 
     def read() -> Values:
-        with Image.open(path) as image:
+        with _opened_picture(path) as image:
             if image.format == "PNG":
                 image.verify()  # pillow ignores the chunks' checksums when it decodes
             if image.format == "TIFF":
-                _check_parts(path, image, pages)
-        with Image.open(path) as image:
+                tiff_files.check_parts(path, image, pages)
+        with _opened_picture(path) as image:
             if pages == 1:
                 return _read_page(image, is_label_map)
             slices = []
@@ -335,59 +369,6 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
 
     space = (rows, columns) if pages == 1 else (columns, rows, pages)
     return StoredImage(space, channels, depth, read, notes=notes)
-
-
-def _check_pages_are_slices(image: Any) -> None:
-    """Raise ``ValueError`` if the description of a TIFF file counts channels or moments among its pages."""
-    text = str(image.tag_v2.get(DESCRIPTION_TAG, "")) if image.format == "TIFF" else ""
-    counts = {name.lower(): int(count) for name, count in PAGE_AXES.findall(text)}
-    others = {name: count for name, count in counts.items() if count > 1}
-    if others:
-        listed = ", ".join(f"{name} = {count}" for name, count in others.items())
-        raise ValueError(f"says that its pages are not slices alone ({listed}); save it as .npy, channels first")
-
-
-def _check_parts(path: Path, image: Any, pages: int) -> None:
-    """Raise ``ValueError`` if a deflated strip or tile is not whole: libtiff stops reading before its checksum."""
-    for page in range(pages):
-        image.seek(page)
-        parts = next((tags for tags in PARTS if {*tags} <= {*image.tag_v2}), None)
-        is_reversed = image.tag_v2.get(FILL_ORDER_TAG, 1) != 1  # the bits of each byte
-        if image.tag_v2.get(COMPRESSION_TAG) not in DEFLATE or parts is None or is_reversed:
-            continue
-        starts, lengths = parts
-        with path.open("rb") as file:
-            for offset, size in zip(image.tag_v2[starts], image.tag_v2[lengths], strict=True):
-                file.seek(offset)
-                try:
-                    zlib.decompress(file.read(size))
-                except zlib.error as error:
-                    raise ValueError(f"is damaged: {error}") from error
-
-
-def _describe_unread(path: Path) -> str:
-    """Describe a file that pillow cannot open; of a TIFF file, name the type of its values."""
-    from PIL import TiffImagePlugin
-
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start[:4] not in TIFF_STARTS:
-            return "is no picture that pillow reads"
-        tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start)
-        file.seek(tags.next)
-        tags.load(file)
-    if WIDTH_TAG not in tags:
-        return "is cut short or damaged: its description of the picture is not there"
-    kind = SAMPLE_KINDS.get(tags.get(SAMPLE_FORMAT_TAG, (1,))[0], "unknown")
-    return f"holds values of the type {kind}{tags.get(BITS_TAG, (1,))[0]}, which pillow does not read; save it as .npy"
-
-
-def _sample_type(image: Any) -> str | None:
-    """Return numpy's name for the type of a TIFF page that pillow reads with the right bits and the wrong sign."""
-    if image.format != "TIFF":
-        return None
-    kind, bits = image.tag_v2.get(SAMPLE_FORMAT_TAG, (1,))[0], image.tag_v2.get(BITS_TAG, (1,))[0]
-    return {("I", 1, 32): "uint32", ("L", 2, 8): "int8"}.get((image.mode, kind, bits))
 
 
 def _has_page(image: Any, page: int) -> bool:
@@ -417,7 +398,7 @@ def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
     if image.format != "TIFF" and image.getexif().get(ORIENTATION_TAG, 1) in range(5, 9):
         columns, rows = rows, columns
     depth = {"1": "bool", "I": "int32", "F": "float32"}.get(image.mode, "uint16" if image.mode[0] == "I" else "uint8")
-    return rows, columns, 1 if grey else 3, _sample_type(image) or depth
+    return rows, columns, 1 if grey else 3, tiff_files.sample_type(image) or depth
 
 
 def _has_grey_palette(image: Any) -> bool:
@@ -436,7 +417,7 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     if is_label_map and image.mode == "P":
         return np.asarray(ImageOps.exif_transpose(image))[None]
     transparent = image.mode in ALPHA or "transparency" in image.info
-    sample_type = _sample_type(image)
+    sample_type = tiff_files.sample_type(image)
     image = ImageOps.exif_transpose(image)
     if image.mode in ("P", "PA") or transparent or image.mode == "RGBX":
         if image.mode.startswith("I"):
@@ -465,9 +446,12 @@ def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
     if spacing is not None and not is_volume:
         spacing = spacing[1::-1]  # rows, columns
     notes = _notes_of_angles(affine) if affine is not None and is_volume else ()
+    folders = sorted(part.name for part in path.iterdir() if part.is_dir()) if path.is_dir() else []
+    if folders:
+        notes += (f"holds folders beside its slices ({named(folders)}), which are not read",)
     return StoredImage(
         image.space, image.channels, image.depth, image.read, affine, spacing, image.doubts if is_volume else (), notes,
-        relationship=image.relationship,
+        relationship=image.relationship, unit=image.unit,
     )  # fmt: skip
 
 
@@ -501,8 +485,9 @@ def _open_array(path: Path, key: str) -> StoredImage:
             names = ", ".join(member.filename.removesuffix(".npy") for member in members)
             raise ValueError(f"holds several arrays ({names}), none of them named {key}; rename the one that is meant")
         (chosen,) = named or members
-        if chosen.filename in {f"{other}.npy" for other in (IMAGE_KEY, LABEL_KEY)} - {f"{key}.npy"}:
-            raise ValueError(f"holds the array {chosen.filename.removesuffix('.npy')} alone, and none named {key}")
+        name = chosen.filename.removesuffix(".npy")
+        if plain_name(name) in OTHER_NAMES.get(key, ()):
+            raise ValueError(f"holds the array {name} alone, and none named {key}")
         with archive.open(chosen) as member:
             shape, depth = _read_array_header(member, chosen.file_size)
 
@@ -526,6 +511,10 @@ def _read_array_header(file: IO[bytes], size: int) -> tuple[Shape, str]:
     expected = file.tell() + math.prod(shape) * depth.itemsize
     if size < expected:
         raise ValueError(f"is cut short: it has {size} of {expected} bytes")
+    if size > expected:
+        raise ValueError(
+            f"goes on for {size - expected} bytes after its array, which are not read; save one array a file"
+        )
     return tuple(shape), str(depth)
 
 

@@ -191,7 +191,7 @@ def _describe(
                 orientations[image.orientation] += 1
             if image.spacing is not None:
                 spacings["x".join(f"{length:.3g}" for length in image.spacing)] += 1
-            if values is not None and values.size and values.min() == values.max():
+            if values is not None and values.size and _is_constant(values):
                 faults.constant.append(f"{path} ({values.flat[0]:g})")
             if task == "super_resolution":
                 faults.values += _beyond_unit(path, values)
@@ -199,12 +199,14 @@ def _describe(
             consistency.add(images)
         if isinstance(sample.label, Path) and sample.label.exists():
             try:
-                shape, labels = _label(sample, list(images.values()), task, classes, faults, whole=whole)
+                label = open_image(sample.label, key="label" if task == "segmentation" else "image")
+                shape, labels = _label(sample, label, list(images.values()), task, classes, faults, whole=whole)
             except ValueError as error:
                 faults.unreadable.append(f"{sample.label} ({error})")
                 continue
             label_shapes["x".join(map(str, shape))] += 1
             present.update(labels)
+            consistency.add_label(sample.label, label, next(iter(images.values()), None))
     return {
         "samples": len(getattr(listed, split)),
         "subjects": len(listed.subjects(split)),
@@ -219,13 +221,19 @@ def _describe(
 
 
 def _label(
-    sample: Sample, images: list[StoredImage], task: str, classes: int | None, faults: _Faults, *, whole: bool
+    sample: Sample,
+    label: StoredImage,
+    images: list[StoredImage],
+    task: str,
+    classes: int | None,
+    faults: _Faults,
+    *,
+    whole: bool,
 ) -> tuple[Shape, list[int]]:
     """Return a label file's shape and, for a label map, its labels; add their problems to the faults."""
     assert isinstance(sample.label, Path)
     path = sample.label
     maps = task == "segmentation"
-    label = open_image(path, key="label" if maps else "image")
     shape, values = label.shape, read_values(path, label) if whole or maps else None
     grids = {grid for image in images for grid, _ in _grids(image)}
     fitting = {tuple(scale * length for length in grid) for grid in grids for scale in SCALES.get(task, (1,))}
@@ -246,6 +254,11 @@ def _label(
         faults.unmapped.update(wrong)
         return shape, []
     return shape, [int(label) for label in labels]
+
+
+def _is_constant(values: NDArray[Any]) -> bool:
+    """Return whether the values are alike as float32, in which the trainer has them."""
+    return bool(np.float32(values.min()) == np.float32(values.max()))
 
 
 def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:

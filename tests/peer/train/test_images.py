@@ -338,6 +338,14 @@ def test_one_empty_scan_of_several_is_no_sample(tmp_path: Path) -> None:
     assert both([tmp_path / "c.npy"]).shape == (2, 2, 3)  # of one file's channels, one may be empty
 
 
+def test_one_scan_of_several_of_which_preparation_leaves_nothing_is_no_sample(tmp_path: Path) -> None:
+    for name, image in (("a", np.arange(64.0).reshape(8, 8)), ("b", np.pad(np.ones((1, 1)), ((0, 7), (0, 7))))):
+        nifti(tmp_path / f"{name}.nii", image)
+    both = Preparation(2, (4, 4), spacing=(1.0, 1.0))  # crops the corner away
+    with pytest.raises(ValueError, match=r"^b\.nii: is constant once it is brought to \[data\] input_size = \[4, 4\]"):
+        both([tmp_path / "a.nii", tmp_path / "b.nii"])
+
+
 def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full((2, 3), 7.0))
     with pytest.raises(ValueError, match="is constant: every value is 7"):

@@ -19,15 +19,54 @@ from pydicom.pixels.decoders import JPEGExtended12BitDecoder, JPEGLSLosslessDeco
 from peer.errors import ConfigError
 from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import Datalist, Sample
-from peer.train.data.image_files import PAGES_MAX, SURPLUS_BYTES_MAX, open_image, read_values
+from peer.train.data.image_files import SURPLUS_BYTES_MAX, open_image, read_values
 from peer.train.images import load_placed
 from tests.fakes import phantoms
+from tests.fakes.phantom_files import (
+    COLOURS,
+    GREY,
+    WORDS,
+    add_notes,
+    add_report,
+    chain_of_pages,
+    change_slices,
+    copy_of_slice,
+    cut_last_slice,
+    cut_short,
+    damaged_checksum,
+    dicom_palette,
+    flipped_bit,
+    floating_pixels,
+    header_alone,
+    image_file,
+    in_metres,
+    longer,
+    mirrored,
+    more_compressed_frames,
+    more_frames,
+    nifti_changed,
+    one_slice_unlike,
+    page_and_mask,
+    pages,
+    palette,
+    pyramid,
+    renamed_slice,
+    rotated,
+    save,
+    scaled,
+    series,
+    stored_in_gzip,
+    tiff,
+    transparent,
+    turned_page,
+    two_frames,
+    two_frames_of_runs,
+    whole_slices,
+    without_codes,
+)
 from tests.fakes.phantoms import PHANTOM, SPACING, real_world
 
 PAGE = Path(__file__).parents[4] / "deploy/data.md"
-GREY = np.array([[10, 20, 30], [40, 50, 200]], dtype=np.uint8)
-COLOURS = np.stack([GREY, GREY // 2, 255 - GREY], axis=-1)
-WORDS = GREY.astype(np.uint16) * 300
 
 
 @dataclass(frozen=True)
@@ -48,183 +87,6 @@ class Case:
     refused: str = ""
 
 
-def save(array: np.ndarray, **options: object) -> Callable[[Path], object]:
-    return lambda path: Image.fromarray(array).save(path, **options)
-
-
-def palette(path: Path) -> None:
-    image = Image.fromarray(np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8))
-    image.putpalette([255, 0, 0, 0, 250, 0, 0, 0, 245])
-    image.save(path)
-
-
-def transparent(alpha: int) -> Callable[[Path], object]:
-    return save(np.dstack([COLOURS, np.full(GREY.shape, alpha, dtype=np.uint8)]))
-
-
-def rotated(path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # upright after a quarter turn clockwise
-    Image.fromarray(np.ascontiguousarray(np.rot90(GREY))).save(path, exif=exif)
-
-
-def pages(path: Path) -> None:
-    first, *more = [Image.fromarray(PHANTOM[:, :, k].T.astype(np.uint8)) for k in range(4)]
-    first.save(path, save_all=True, append_images=more)
-
-
-def pyramid(path: Path) -> None:
-    Image.fromarray(GREY).save(path, save_all=True, append_images=[Image.fromarray(GREY[:1])])
-
-
-def chain_of_pages(path: Path) -> None:
-    """4097 pages of the same pixel, without pillow, which takes long to write so many."""
-    tags = ((256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 1))
-    size = 2 + 12 * len(tags) + 4
-    page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    ends = [*(10 + size * number for number in range(1, PAGES_MAX + 1)), 0]
-    path.write_bytes(b"II*\0" + struct.pack("<IH", 10, 7) + b"".join(page + struct.pack("<I", end) for end in ends))
-
-
-def tiff(values: np.ndarray, sample_format: int) -> Callable[[Path], object]:
-    """One page of a type of numbers that pillow does not write."""
-    rows, columns = values.shape
-    data = values.astype(values.dtype.newbyteorder("<")).tobytes()
-    tags = (
-        (256, columns), (257, rows), (258, 8 * values.dtype.itemsize), (259, 1), (262, 1), (273, 8), (277, 1),
-        (278, rows), (279, len(data)), (339, sample_format),
-    )  # fmt: skip
-    page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    start = b"II*\0" + struct.pack("<I", 8 + len(data))
-    return lambda path: path.write_bytes(start + data + page + bytes(4))
-
-
-def flipped_bit(make: Callable[[Path], object], at: int) -> Callable[[Path], object]:
-    """A file in which one bit was damaged after it was written."""
-
-    def damage(path: Path) -> None:
-        make(path)
-        content = bytearray(path.read_bytes())
-        content[at] ^= 1
-        path.write_bytes(content)
-
-    return damage
-
-
-def stored_in_gzip(path: Path) -> None:
-    """A volume that gzip does not compress, so that a damaged byte changes values alone."""
-    phantoms.nifti(path.with_name("a.nii"))
-    path.write_bytes(gzip.compress(path.with_name("a.nii").read_bytes(), compresslevel=0))
-
-
-def damaged_checksum(path: Path) -> None:
-    """A page in one strip, of which the last byte, of its checksum, was damaged."""
-    save(GREY, compression="tiff_adobe_deflate")(path)
-    with Image.open(path) as image:
-        end = image.tag_v2[273][0] + image.tag_v2[279][0]
-    content = bytearray(path.read_bytes())
-    content[end - 1] ^= 1
-    path.write_bytes(content)
-
-
-def in_metres(image: nibabel.Nifti1Image) -> None:
-    affine = np.diag([1e-3, 1e-3, 1e-3, 1.0]) @ image.affine
-    image.set_qform(affine, code=1)
-    image.set_sform(affine, code=1)
-    image.header.set_xyzt_units("meter")
-
-
-def header_alone(path: Path) -> None:
-    header = nibabel.Nifti1Header()
-    header.set_data_shape((2048, 2048, 1024))
-    path.write_bytes(header.binaryblock + bytes(100))
-
-
-def more_frames(path: Path) -> None:
-    phantoms.classic(path)
-    phantoms.change(path, NumberOfFrames=(1 << 31) - 1)
-
-
-def more_compressed_frames(path: Path) -> None:
-    file = phantoms.classic(path)
-    file.file_meta.TransferSyntaxUID, file.NumberOfFrames = pydicom.uid.RLELossless, 9999
-    file.PixelData = pydicom.encaps.encapsulate([bytes(64)])
-    file.save_as(path)
-
-
-def cut_short(path: Path) -> None:
-    np.save(path, PHANTOM)
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def nifti_changed(change: Callable[[nibabel.Nifti1Image], object]) -> Callable[[Path], object]:
-    def make(path: Path) -> None:
-        image = phantoms.nifti(path)
-        change(image)
-        nibabel.save(image, path)
-
-    return make
-
-
-def without_codes(image: nibabel.Nifti1Image) -> None:
-    image.set_sform(image.affine, code=0)
-    image.set_qform(image.affine, code=0)
-
-
-def mirrored(image: nibabel.Nifti1Image) -> None:
-    image.set_qform(np.diag([-1.0, 1, 1, 1]) @ image.affine, code=1)
-    image.set_sform(image.affine, code=2)
-
-
-def scaled(path: Path) -> None:
-    image = phantoms.nifti(path, values=PHANTOM // 2)
-    image.header.set_slope_inter(2, 0)
-    nibabel.save(image, path)
-
-
-def series(change: Callable[[list[Path]], object], **options: str) -> Callable[[Path], object]:
-    return lambda path: change(phantoms.series(path, **options))
-
-
-def change_slices(*indices: int, **tags: object) -> Callable[[list[Path]], object]:
-    """Change tags of these slices, by default of all."""
-    return lambda paths: [phantoms.change(paths[index], **tags) for index in indices or range(len(paths))]
-
-
-def cut_last_slice(at: int) -> Callable[[list[Path]], object]:
-    """Keep the first bytes of the outermost slice, without which the others lie evenly."""
-    return lambda paths: paths[-1].write_bytes(paths[-1].read_bytes()[:at])
-
-
-def add_report(paths: list[Path]) -> None:
-    report = phantoms.dataset(paths[0].with_name("report.dcm"), GREY, SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11")
-    del report.Rows, report.PixelData
-    report.save_as(paths[0].with_name("report.dcm"))
-
-
-def copy_of_slice(paths: list[Path]) -> None:
-    pydicom.dcmread(paths[1]).save_as(paths[1].with_name("copy.dcm"))
-
-
-def add_notes(paths: list[Path]) -> None:
-    (paths[0].parent / "notes.txt").write_text("a note")
-    (paths[0].parent / ".DS_Store").write_bytes(b"\0")
-
-
-def image_file(pixels: np.ndarray, **tags: object) -> Callable[[Path], object]:
-    return lambda path: phantoms.dataset(path, pixels, **tags).save_as(path)
-
-
-def dicom_palette(path: Path) -> None:
-    tables = {
-        f"{colour}PaletteColorLookupTable{part}": value
-        for colour, column in zip(("Red", "Green", "Blue"), ([255, 0, 7], [0, 250, 7], [0, 0, 245]), strict=True)
-        for part, value in (("Descriptor", [4, 0, 8]), ("Data", bytes([*column, 0])))
-    }
-    pixels = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
-    image_file(pixels, PhotometricInterpretation="PALETTE COLOR", **tables)(path)
-
-
 AS_PAINTED = "read as painted"
 TURNED = "turned to the orientation that is asked for"
 PALETTE_COLOURS = np.array([[[255, 0, 0], [0, 0, 245]], [[0, 250, 0], [250, 0, 250]]])
@@ -237,6 +99,8 @@ CASES = (
     Case("NIfTI", "in metres or micrometres", "applied", nifti_changed(in_metres), "a.nii"),
     Case("NIfTI, compressed", "a damaged byte", "refused", flipped_bit(stored_in_gzip, at=380), "a.nii.gz",
          refused="CRC check failed"),
+    *(Case("NIfTI", "more values than its header says", "refused", longer(whole_slices), name,
+           refused="goes on for more than 29 bytes after the values of its header") for name in ("a.nii", "a.nii.gz")),
     Case(
         "NIfTI", "sform and qform mirror each other", "refused where volumes are turned, else noted",
         nifti_changed(mirrored), "a.nii", refused="by its sform the axes are RAS, by its qform LAS",
@@ -263,6 +127,15 @@ CASES = (
     Case("DICOM series", "a slope in some slices alone", "refused",
          series(change_slices(0, 1, 2, RescaleSlope=2, RescaleIntercept=0)), "a",
          refused="c.dcm has no RescaleSlope, other slices have one"),
+    *(Case("DICOM series", "slices of two patients, frames of reference, units or components of complex values",
+           "refused", series(one_slice_unlike(**tags)), "a", refused=reason)
+      for tags, reason in (
+          ({"PatientID": "B"}, "its slices differ in PatientID$"),
+          ({"FrameOfReferenceUID": "1.2.9"}, r"FrameOfReferenceUID: 1.2.8 \(3 files\), 1.2.9 \(1 files\)"),
+          ({"Units": "CNTS"}, r"differ in Units: BQML \(3 files\), CNTS \(1 files\)"),
+          ({"ImageType": ["ORIGINAL", "PRIMARY", "P"]}, "hold different components of complex values"))),
+    *(Case("DICOM series", "a slice that is compressed, or whose transfer did not end", "refused",
+           series(renamed_slice(suffix)), "a", refused=f"^c.dcm{suffix}: ") for suffix in (".gz", ".part")),
     Case("DICOM series", "dose scaling", "applied", series(change_slices(DoseGridScaling=0.5)), "a",
          values=PHANTOM * 0.5),
     *(Case("DICOM series", "real world values by slope and intercept, instead of no or the same rescaling", "applied",
@@ -294,6 +167,9 @@ CASES = (
          series(lambda paths: [change_slices(index, RealWorldValueMappingSequence=real_world(
              0, 65535, "1" if index else "mm2/s", Slope=0.5))(paths) for index in range(len(paths))]), "a",
          refused="map their values to real world values of different kinds"),
+    Case("DICOM with frames, enhanced", "a rescaling of the file and slopes of the frames", "refused",
+         lambda path: (phantoms.enhanced(path, slope=0.5), phantoms.change(path, RescaleSlope=2, RescaleIntercept=0)),
+         "a.dcm", refused="has RescaleSlope and RescaleIntercept, and slopes of its frames besides"),
     Case("DICOM with frames, enhanced", "real world values of the frames", "applied",
          lambda path: (phantoms.enhanced(path), phantoms.change(
              path, RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.25))), "a.dcm", values=PHANTOM / 4),
@@ -304,6 +180,25 @@ CASES = (
          image_file(WORDS, Modality="DX", PixelIntensityRelationship="LOG"), "a.dcm", WORDS[None]),
     Case("DICOM, one image", "padding", "gets the lowest measured value",
          image_file(WORDS, PixelPaddingValue=60000), "a.dcm", np.where(WORDS == 60000, 3000, WORDS)[None]),
+    Case("DICOM, one image", "padding of floating-point pixels", "gets the lowest measured value", floating_pixels,
+         "a.dcm", np.where(WORDS == 60000, 3000, WORDS)[None]),
+    *(Case("DICOM, one image", "a slope without an intercept, or the reverse", "refused", image_file(WORDS, **tags),
+           "a.dcm", refused=f"has a {key} and no") for key, tags in (
+               ("RescaleSlope", {"RescaleSlope": 2}), ("RescaleIntercept", {"RescaleIntercept": -1024}))),
+    Case("DICOM, one image", "a slope that is no number", "refused",
+         image_file(WORDS, RescaleSlope=None, RescaleIntercept=0), "a.dcm", refused="RescaleSlope '' and .*no numbers"),
+    *(Case("DICOM, one image", "a rescaling besides a modality LUT or a dose scaling", "refused",
+           image_file(WORDS, RescaleSlope=2, RescaleIntercept=0, **tags), "a.dcm", refused=f"and {key} besides")
+      for key, tags in (("ModalityLUTSequence", {"ModalityLUTSequence": [pydicom.Dataset()]}),
+                        ("DoseGridScaling", {"DoseGridScaling": 0.5}))),
+    Case("DICOM, one image", "a dose without its scaling", "refused", image_file(WORDS, Modality="RTDOSE"), "a.dcm",
+         refused="stores a dose and has no DoseGridScaling"),
+    *(Case("DICOM, one image", "two fields that contradict each other on what is black", "refused",
+           image_file(WORDS, PhotometricInterpretation=colours, PresentationLUTShape=shape), "a.dcm",
+           refused=f"contradicts itself: {colours}, with PresentationLUTShape {shape}")
+      for colours, shape in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE"))),
+    *(Case("DICOM, one image", "the pixels of more frames than it says", "refused", make, "a.dcm",
+           refused="says that it has 1 frame, and holds the pixels of 2") for make in (two_frames, two_frames_of_runs)),
     Case("DICOM, one image", "stored bits that are not the lowest", "refused",
          image_file(GREY.astype(np.uint16) << 4, BitsStored=12, HighBit=15), "a.dcm",
          refused="stores its 12 bits up to bit 15, not 11"),
@@ -367,6 +262,27 @@ CASES = (
     Case("TIF", "pages that are channels or moments", "refused",
          save(GREY, description="ImageJ=1.53t\nimages=2\nchannels=2\n"), "a.tif",
          refused=r"its pages are not slices alone \(channels = 2\)"),
+    *(Case("TIF", "pages that are channels or moments", "refused",
+           lambda path, text=text: Image.fromarray(GREY).save(path, save_all=True, description=text,
+                                                              append_images=[Image.fromarray(GREY)] * 2), "a.tif",
+           refused=r"its pages are not slices alone \((axis [CT]|sizec) = 3\)")
+      for text in ('{"axes": "CYX", "shape": [3, 2, 3]}', '{"axes": "TYX"}', '<Pixels SizeC="3" SizeZ="1"/>')),
+    Case("TIF", "colours, 8 bits", AS_PAINTED, save(COLOURS, description='<Pixels SizeC="3" SizeZ="1"/>'), "a.tif",
+         np.moveaxis(COLOURS, -1, 0)),
+    *(Case("TIF", "fewer pages than its description says", "refused", save(GREY, description=text), "a.tif",
+           refused="says that it has 4 slices, and has a page for 1")
+      for text in ("ImageJ=1.53t\nimages=4\nslices=4\n", '{"shape": [4, 2, 3]}')),
+    Case("TIF", "a mask or a preview among its pages", "refused", page_and_mask, "a.tif",
+         refused="says that page 2 is a mask or a preview"),
+    *(Case("TIF", "values that are to be calibrated or scaled", "refused", save(GREY, **options), "a.tif",
+           refused=r"says that its values are to be (calibrated \(cf = 0, c0 = -1024, c1 = 1\)|scaled \(scale = 0.1\))")
+      for options in (
+          {"description": "ImageJ=1.53t\ncf=0\nc0=-1024\nc1=1\nvunit=HU\n"},
+          {"tiffinfo": {42112: '<Item name="SCALE" sample="0" role="scale">0.1</Item>'}})),
+    *(Case("TIF", "grey, 8 bits", AS_PAINTED, save(GREY, description=text), "a.tif", GREY[None])  # neutral calibrations
+      for text in ("ImageJ=1.53t\nimages=1\ncf=0\nc0=0.0\nc1=1.0\n", "ImageJ=1.53t\ncf=20\n", "{broken")),
+    *(Case("TIF", "turned by its orientation", "turned upright", turned_page(turn), "a.tif", GREY[None])
+      for turn in range(2, 9)),
     Case("TIF", "grey, 8 bits", AS_PAINTED,  # the bits of each byte in reverse order
          save(GREY, compression="tiff_adobe_deflate", tiffinfo={266: 2}), "a.tif", GREY[None]),
     Case("TIF, compressed by deflate", "a damaged byte", "refused", damaged_checksum, "a.tif",
@@ -392,12 +308,14 @@ CASES = (
     Case("PNG", "turned by EXIF", "turned upright", rotated, "a.png", GREY[None]),
     Case("JPG", "CMYK", "refused", lambda path: Image.new("CMYK", (3, 2)).save(path), "a.jpg",
          refused="is in the colour space CMYK"),
+    Case("NPY", "something behind its array", "refused", longer(lambda path: np.save(path, PHANTOM)), "a.npy",
+         refused="goes on for 60 bytes after its array"),
     Case("NPY", "any", "as stored", lambda path: np.save(path, PHANTOM), "a.npy"),
     Case("NPZ", "several arrays, none named image", "refused",
          lambda path: np.savez(path, y=np.zeros((4, 4)), x=PHANTOM), "a.npz",
          refused=r"holds several arrays \(y, x\), none of them named image"),
-    Case("NPZ", "the label's array alone", "refused", lambda path: np.savez(path, label=PHANTOM), "a.npz",
-         refused="holds the array label alone, and none named image"),
+    *(Case("NPZ", "the label's array alone", "refused", lambda path, name=name: np.savez(path, **{name: PHANTOM}),
+           "a.npz", refused=f"holds the array {name} alone, and none named image") for name in ("label", "Mask", "y")),
     Case("NPY", "cut short", "refused", cut_short, "a.npy", refused="is cut short: it has 607 of 608 bytes"),
 )  # fmt: skip
 IDS = [f"{case.file}, {case.property}" for case in CASES]
@@ -463,6 +381,14 @@ def test_a_small_difference_of_both_forms_is_no_note(tmp_path: Path) -> None:
     image.set_sform(image.affine, code=2)
     nibabel.save(image, tmp_path / "a.nii")
     assert open_image(tmp_path / "a.nii").notes == ()
+
+
+def test_a_unit_of_length_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    image = phantoms.nifti(tmp_path / "a.nii")
+    image.header["xyzt_units"] = 7
+    nibabel.save(image, tmp_path / "a.nii")
+    with pytest.raises(ValueError, match=r"says its lengths in an unknown unit \(xyzt_units 7\)"):
+        open_image(tmp_path / "a.nii")
 
 
 def test_what_stands_behind_the_values_of_a_compressed_volume_is_bounded(tmp_path: Path) -> None:

@@ -425,3 +425,57 @@ def test_images_that_relate_otherwise_to_the_beam_are_named(tmp_path: Path) -> N
     (warning,) = [line for line in survey(tmp_path / "datalist.json")["warnings"] if "beam" in line]
     assert "LIN or not stated (3 files), but" in warning
     assert "2.dcm LOG; take one kind" in warning
+
+
+@pytest.mark.parametrize(("field", "values"), [("Units", ("BQML", "CNTS")), ("RescaleType", ("HU", "US"))])
+def test_images_in_other_units_are_named(tmp_path: Path, field: str, values: tuple[str, str]) -> None:
+    pixels = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    for index in range(4):
+        tags = {} if index == 3 else {field: values[index == 2]}
+        phantoms.dataset(tmp_path / f"{index}.dcm", pixels + index, **tags).save_as(tmp_path / f"{index}.dcm")
+    (warning,) = survey_entries(tmp_path, *({"image": f"{k}.dcm", "label": k % 2} for k in range(4)))["warnings"]
+    assert warning.startswith(
+        f"values are in several units: {values[0]} (2 files), but {tmp_path / '2.dcm'} {values[1]}"
+    )
+
+
+def test_a_folder_beside_the_slices_is_named(tmp_path: Path) -> None:
+    phantoms.series(tmp_path / "a")
+    (tmp_path / "a" / "more").mkdir()
+    (warning,) = survey_entries(tmp_path, {"image": "a", "label": 0}, {"image": "a", "label": 1})["warnings"]
+    assert "a holds folders beside its slices (more), which are not read" in warning
+
+
+@pytest.mark.parametrize(
+    ("turns", "named"), [((1, 1), ()), ((1, 6), ("label.png",)), ((6, 1), ("image.png",)), ((6, 6), ("image.png",))]
+)
+def test_a_label_map_that_is_turned_otherwise_than_its_image_is_named(
+    tmp_path: Path, turns: tuple[int, int], named: tuple[str, ...]
+) -> None:
+    for name, turn in zip(("image", "label"), turns, strict=True):
+        exif = Image.Exif()
+        exif[274] = turn
+        Image.fromarray(np.eye(6, dtype=np.uint8)).save(tmp_path / f"{name}.png", exif=exif)
+    warnings = survey_entries(tmp_path, {"image": "image.png", "label": "label.png"}, task="segmentation")["warnings"]
+    assert [name for name in ("image.png", "label.png") if any(f"{name} is turned" in line for line in warnings)] == [
+        *named
+    ]
+
+
+def test_a_label_map_that_contradicts_itself_is_named(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "image.nii")
+    label = phantoms.nifti(tmp_path / "label.nii", values=(phantoms.PHANTOM > 10).astype(np.int16))
+    label.set_sform(label.affine, code=1)
+    label.set_qform(label.affine, code=0)
+    label.header["pixdim"][1:4] = 2, 3, 40
+    nibabel.save(label, tmp_path / "label.nii")
+    (warning,) = survey_entries(tmp_path, {"image": "image.nii", "label": "label.nii"}, task="segmentation")["warnings"]
+    assert "label.nii contradicts itself: its pixdim says voxels of 2x3x40 mm, its sform, which is taken, 2x3x4 mm" in (
+        warning
+    )
+
+
+def test_values_that_are_alike_as_float32_are_constant(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", 1e9 + np.arange(6.0).reshape(1, 2, 3))
+    problems = survey_entries(tmp_path, {"image": "a.npy", "label": 0}, whole=True)["problems"]
+    assert any("images are constant" in line for line in problems)
