@@ -19,6 +19,7 @@ CHANNELS = ("in_channels", "n_input_channels", "channels")
 CLASSES = ("out_channels", "num_classes", "classes", "n_classes")
 
 
+NO_MODULE = re.compile(r"No module named '(\w+)")
 MISSING = re.compile(r"missing [0-9]+ required (?:positional|keyword-only) arguments?: (?P<names>.*)")
 """Python's message about missing arguments."""
 
@@ -55,6 +56,12 @@ def foreign_network(
     )
     try:
         return kind(**arguments)
+    except ImportError as error:  # MONAI puts the error's traceback and advice into its text
+        module = NO_MODULE.search(str(error))
+        if module:
+            needed = f"the Python package {module[1]}, not installed here; run `pip install {module[1]}`"
+            raise ValueError(f"{name} needs {needed}") from error
+        raise ValueError(f"{name} needs a Python package: {error}") from error
     except Exception as error:  # a foreign constructor may raise anything
         if missing := _missing_arguments(kind, error):
             raise MissingArgumentsError(name, missing) from error

@@ -152,3 +152,17 @@ def test_a_table_in_a_parameter_is_refused():
     hyper = {"norm": ["group", {"num_groups": 8}]}
     spec = {"name": f"{MONAI_PREFIX}UNet", **SIZES, "hyper": hyper, "head": "model"}
     assert "'norm' must be a JSON scalar or a list of them" in spec_problem(spec)
+
+
+def test_a_network_that_needs_a_package_names_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Transformer(torch.nn.Module):
+        def __init__(self, in_channels: int, out_channels: int) -> None:
+            raise ImportError(
+                "from x import y (No module named 'einops').\nFor details, please visit: https://monai.io"
+            )
+
+    monkeypatch.setattr("models.foreign._class", lambda name: Transformer)
+    with pytest.raises(
+        ValueError, match=r"^p:T needs the Python package einops, not installed here; run `pip install ei"
+    ):
+        foreign_network("p:T", spatial_dims=2, in_channels=1, classes=2, hyper={})

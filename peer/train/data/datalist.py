@@ -184,13 +184,18 @@ def _misnamed_keys(document: Mapping[str, Any]) -> Iterator[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for entry in _entries(document):
         for key in entry.keys() - {*ENTRY_KEYS}:
-            plain = plain_name(key).replace("_", "").replace("-", "").replace(" ", "")
+            plain = squeezed_name(key)
             meant = plain if plain in ENTRY_KEYS else OTHER_WORDS.get(plain)
             if meant is not None and meant not in entry:
                 counts[key, meant] += 1
     for (key, meant), count in counts.items():
         why = ": without it nobody sees whether a patient is in training and in test" if meant == "subject" else ""
         yield f"the key {key!r} of {count} entries is not used; call it {meant!r} if it is that{why}"
+
+
+def squeezed_name(name: str) -> str:
+    """Return a name of a key or a column without case and signs, as ``OTHER_WORDS`` has it."""
+    return plain_name(name).replace("_", "").replace("-", "").replace(" ", "")
 
 
 def _almost_shared(splits: Mapping[str, Sequence[Sample]]) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 from peer.core.class_numbering import plain_name
 
+LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is one line
 
 
@@ -31,14 +33,19 @@ def find_file(path: Path) -> Path:
 def describe_missing(path: Path) -> str:
     """Write the name of a file that is not there, and which file of its folder has almost that name."""
     shown = "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in str(path))
-    wanted = plain_name(path.name)
+    wanted = _nearly(path.name)
     try:
         names = sorted(file.name for file in path.parent.iterdir())
     except OSError:
         return shown
-    near = [name for name in names if plain_name(name) == wanted]
-    near += [name for name in names if plain_name(name).partition(".")[0] == wanted.partition(".")[0]]
+    near = [name for name in names if _nearly(name) == wanted]
+    near += [name for name in names if _nearly(name).partition(".")[0] == wanted.partition(".")[0]]
     return f"{shown} (did you mean {near[0]}?)" if near else shown
+
+
+def _nearly(name: str) -> str:
+    """Return a name without case, invisible signs, wide digits and zeros in front of numbers."""
+    return LEADING_ZEROS.sub("", plain_name(unicodedata.normalize("NFKC", name)))
 
 
 def named(names: Iterable[str]) -> str:

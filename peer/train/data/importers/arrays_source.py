@@ -44,6 +44,9 @@ def gather(source: Path, options: ImportOptions, samples: Path) -> SourceContent
             f"{source} holds no X.npy", "name the folder with X.npy and y.npy, or X_train.npy and y_train.npy"
         )
     content.subject_remedy = "save each sample's subject in subjects.npy"
+    for path in sorted({*source.iterdir()} - {*files.values()}):
+        if not path.name.startswith("."):
+            content.left_out.add("no array named X, y or subjects", path.name)
     total = 0
     for part in parts:
         if part and part not in SPLIT_WORDS:

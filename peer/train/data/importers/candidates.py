@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.core.class_numbering import plain_name
 from peer.core.columns import TableColumn
 from peer.core.targets import CLASS, Target, stratum
 from peer.core.tasks import CLASSIFYING
@@ -258,15 +260,15 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
     different classes.
     """
     known = options.classes or options.agreed_classes
-    names = {name.strip().casefold(): number for number, name in enumerate(known)}
+    names = {plain_name(name): number for number, name in enumerate(known)}
     labelled: list[Candidate] = []
     texts: Counter[str] = Counter()
     for candidate in candidates:
         text = str(candidate.label if candidate.label is not None else "").strip()
-        if text.casefold() in NO_LABEL and text.casefold() not in names:
+        if text.casefold() in NO_LABEL and plain_name(text) not in names:
             faults.left_out.add("no label", candidate.where)
             continue
-        number = names.get(text.casefold())
+        number = names.get(plain_name(text))
         if number is None and not options.classes:  # whose order only this site knows
             number = _whole_number(text)
             number = None if names and number not in names.values() else number
@@ -274,7 +276,9 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
             texts[text] += 1
             if names:
                 origin = "--classes" if options.classes else "the federation's classes"
-                detail = f"the label {text!r} is none of {origin} {', '.join(known)}"
+                near = difflib.get_close_matches(plain_name(text), names, n=1)
+                hint = f" (did you mean {known[names[near[0]]]}?)" if near else ""
+                detail = f"the label {text!r} is none of {origin} {', '.join(known)}{hint}"
                 faults.add(candidate, "label is no class", detail)
             continue
         labelled.append(replace(candidate, class_number=number))

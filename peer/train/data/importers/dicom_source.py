@@ -34,6 +34,8 @@ SLICES = frozenset({"CT", "MR", "PT"})
 """Modalities whose secondary images are screen saves, dose pages or reformatted copies."""
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 """Class of secondary captures, and the beginning of those with several frames (PS3.4, B.5)."""
+SCREEN = "SCREEN"
+"""Part of the image types that stations write into pictures of their screens, whatever the modality."""
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
 """Modalities whose images are projections, not slices of a volume."""
 
@@ -90,7 +92,7 @@ def gather(source: Path, options: ImportOptions, links: Path) -> SourceContent:
     for number, one in enumerate(series):
         name = matched.get(one.identity[key[0]])
         if name is None:
-            content.left_out.add(f"no label for its {key[0]}", one.title)
+            content.left_out.add(f"no label for its {key[0]}", f"{one.identity[key[0]] or 'empty'}: {one.title}")
             continue
         used.add(name)
         line, row = rows[name]
@@ -104,7 +106,7 @@ def gather(source: Path, options: ImportOptions, links: Path) -> SourceContent:
             content.candidates.append(candidate)
     for name, (line, _) in rows.items():
         if name not in used:
-            content.left_out.add("no image", table.where(line))
+            content.left_out.add("no image", f"{key[0]} {name}: {table.where(line)}")
     _add_notes(content, series, options)
     return content
 
@@ -232,6 +234,9 @@ def _add_file(
     is_secondary = "SECONDARY" in image_type or f"{kind}.".startswith(f"{SECONDARY_CAPTURE}.")
     if modality in SLICES and is_secondary and not takes_secondary:
         content.left_out.add(f"secondary image ({modality}), which only --series takes", str(path))
+        return
+    if any(SCREEN in part for part in image_type) and not takes_secondary:
+        content.left_out.add("picture of a screen, which only --series takes", str(path))
         return
     if uid not in series:
         identity = {name: str(header.get(name, "") or "").strip() for name in KEYS}

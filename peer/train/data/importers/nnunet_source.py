@@ -45,6 +45,8 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
             else:
                 split_given = split if given else None
                 content.candidates.append(Candidate(where, channels, label, subject=case, split=split_given))
+        for case in sorted({case for case, _ in _cases(source / labels, ending)} - cases.keys()):
+            content.left_out.add(f"no image in {images}", f"{labels}/{case}")
     content.notes.append("a case counts as a subject: a patient with several cases may be in both splits")
     return content
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from peer.core.columns import TableColumn
 from peer.errors import DataError, UsageError
+from peer.train.data.datalist import OTHER_WORDS, squeezed_name
+from peer.train.data.file_names import named
 from peer.train.data.image_files import ARRAYS, FORMATS, file_ending
 from peer.train.data.importers.candidates import (
     ROW,
@@ -260,6 +262,12 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
     unknown = [name for name in options.keep if name not in table.header]
     if unknown:
         raise UsageError(f"--keep {unknown[0]}: {source} has no such column", f"it has {', '.join(table.header)}")
+    unused = [name for name in table.header if name not in {*content.columns.values(), *files, *options.keep}]
+    if unused:
+        content.notes.append(f"columns that are not used: {named(unused)}; --keep takes one along")
+        meant = [name for name in unused if OTHER_WORDS.get(squeezed_name(name)) == "subject"]
+        if meant:
+            content.subject_remedy = f"name the column, perhaps with --column {shlex.quote(f'subject={meant[0]}')}"
     for line, row in table.rows:
         where = table.where(line)
         if any(not row[name] for name in files):

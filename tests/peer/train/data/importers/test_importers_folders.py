@@ -1,5 +1,6 @@
 """BIDS and nnU-Net folders, and exports of a PACS."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -89,6 +90,12 @@ def test_an_nnunet_folder_has_a_file_a_channel(nnunet: Path, tmp_path: Path, imp
     assert [len(entry["image"]) for entry in training(tmp_path)] == [2, 2]
     assert answer["left_out"][0]["examples"] == ["imagesTr/liver_003"]
     assert answer["drawn"] is not None
+
+
+def test_a_label_map_without_image_is_counted(nnunet: Path, import_source: Import) -> None:
+    nifti(nnunet / "labelsTr" / "liver_077.nii.gz")
+    left_out = import_source(nnunet, test_share=0.5)["left_out"]
+    assert {"reason": "no image in imagesTr", "count": 1, "examples": ["labelsTr/liver_077"]} in left_out
 
 
 def test_labelled_test_images_of_nnunet_are_the_test_split(nnunet: Path, import_source: Import) -> None:
@@ -256,6 +263,29 @@ def test_secondary_images_beside_a_scan_are_left_out_unless_a_series_is_named(
     export(pacs / "screen" / "2.dcm", patient="002", series="1.10", **screen)
     import_source(pacs, labels=tmp_path / "labels.csv", series="screen", test_share=0.0)
     assert [entry["image"] for entry in training(tmp_path)] == ["export/screen/1.dcm", "export/screen/2.dcm"]
+
+
+def test_a_picture_of_a_screen_is_no_sample_of_any_modality(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    kind = {"Modality": "US", "ImageType": ["DERIVED", "SECONDARY", "SCREEN SAVE"]}
+    export(pacs / "screen" / "1.dcm", patient="001", series="1.9", **kind)
+    answer = import_source(pacs, labels=tmp_path / "labels.csv", test_share=0.0)
+    assert {row["reason"] for row in answer["left_out"]} >= {"picture of a screen, which only --series takes"}
+    assert len(training(tmp_path)) == 3
+
+
+def test_a_table_of_other_patients_shows_the_names_of_both(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    (tmp_path / "labels.csv").write_text("PatientID,label\nP-001,0\nP-002,1\n")
+    with pytest.raises(
+        DataError, match=r"\(no label for its PatientID\): 00[123]: series .*PatientID P-001: labels.csv"
+    ):
+        import_source(pacs, labels=tmp_path / "labels.csv")
+
+
+def test_a_compressed_slice_makes_no_shorter_volume(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    path = (pacs / "1.1" / "4.dcm").rename(pacs / "1.1" / "4.dcm.gz")
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match=r"4\.dcm\.gz cannot be read, and lies among its slices"):
+        import_source(pacs, labels=tmp_path / "labels.csv")
 
 
 def test_an_export_without_preambles_says_so(pacs: Path, tmp_path: Path, import_source: Import) -> None:

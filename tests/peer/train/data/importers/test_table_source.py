@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,34 @@ def test_labels_of_images_have_the_classes_that_the_sites_have_agreed_on(picture
     answer = import_source(write(pictures, *rows), agreed_classes=("healthy", "ill"), task="classification")
     assert answer["classes"] == {"0": "healthy", "1": "ill"}
     assert {entry["label"] for entry in entries(pictures)["training"]} == {0, 1}
+
+
+def test_a_class_in_another_unicode_form_is_the_same_and_a_slip_is_named(pictures: Path, import_source: Import) -> None:
+    words = ["gut", "b\xf6se"]
+    rows = [f"{number}.npy,{words[number % 2]},p{number}" for number in range(12)]
+    (pictures / "t.csv").write_text("\n".join(["file,label,subject", *rows]), encoding="utf-8")
+    classes = tuple(unicodedata.normalize("NFD", word) for word in words)
+    assert import_source(pictures / "t.csv", classes=classes)["splits"]["training"]["classes"] == {"0": 5, "1": 5}
+    (pictures / "datalist.json").unlink()
+    with pytest.raises(DataError, match=r"the label '.*' is none of --classes gut, bose \(did you mean bose\?\)"):
+        import_source(pictures / "t.csv", classes=("gut", "bose"))
+
+
+def test_columns_that_are_not_used_are_named_and_one_that_seems_to_be_the_subject(
+    pictures: Path, import_source: Import
+) -> None:
+    rows = [f"{number}.npy,{number % 2},p{number},7,m" for number in range(12)]
+    (pictures / "t.csv").write_text("\n".join(["file,label,Patient ID,age,sex", *rows]))
+    notes = import_source(pictures / "t.csv", keep=("sex",))["notes"]
+    assert "columns that are not used: Patient ID, age; --keep takes one along" in notes
+    assert any("name the column, perhaps with --column 'subject=Patient ID'" in note for note in notes)
+
+
+@pytest.mark.parametrize("written", ["003.npy", "\uff13.npy", "3.NPY", "3.npz"])
+def test_a_name_with_other_zeros_or_wide_digits_is_proposed(
+    pictures: Path, import_source: Import, written: str
+) -> None:
+    rows = [f"{written if number == 3 else f'{number}.npy'},{number % 2},p{number}" for number in range(12)]
+    (pictures / "t.csv").write_text("\n".join(["file,label,subject", *rows]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"did you mean 3\.npy\?"):
+        import_source(pictures / "t.csv")
