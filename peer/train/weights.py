@@ -28,7 +28,23 @@ CONTAINERS = (
 )  # fmt: skip
 """Keys under which training programs save the tensors, perhaps one within another."""
 NESTED_MAX = 3
-WRAPPERS = frozenset({"_orig_mod", "backbone", "dam", "encoder", "model", "module", "net", "network"})
+INNER_WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_forward_module", "_fsdp_wrapped_module", "_orig_mod"})
+"""Wrappers that training programs put around any layer: no layer of a network has such a name."""
+WRAPPERS = INNER_WRAPPERS | {
+    *(
+        "backbone",
+        "dam",
+        "ema_model",
+        "encoder",
+        "generator",
+        "learner",
+        "model",
+        "module",
+        "net",
+        "network",
+        "student",
+    ),
+}
 """Wrappers that training programs put before the names, in any order and number."""
 NAMES_SHOWN = 3
 
@@ -40,6 +56,7 @@ class WeightsFit:
     Attributes:
         fitting: tensors by their name in the network's state.
         reshaped: name in the network's state -> shapes in the file and in the network.
+        retyped: names in the network's state that are no numbers of the network's kind in the file.
         random: names in the network's state that the file does not fill, except counters.
         unused: names in the file that the network does not use.
     """
@@ -48,6 +65,7 @@ class WeightsFit:
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     random: tuple[str, ...]
     unused: tuple[str, ...]
+    retyped: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Describe in one line the tensors that fit, those that do not, and those that stay random."""
@@ -56,6 +74,8 @@ class WeightsFit:
         if self.reshaped:
             shapes = [f"{name} is {list(file)}, not {list(own)}" for name, (file, own) in self.reshaped.items()]
             parts.append(f"of another shape: {_some(shapes)}")
+        if self.retyped:
+            parts.append(f"of another type: {_some(self.retyped)}")
         if self.random:
             parts.append(f"random: {_some(self.random)}")
         if self.unused:
@@ -110,7 +130,8 @@ def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
     }
     random = tuple(name for name in own.values() if name not in fitting and not name.endswith(COUNTER))
     unused = tuple(sorted(state.keys() - {prefix + key for key in own}))
-    return WeightsFit(fitting, reshaped, random, unused)
+    retyped = tuple(name for key, name in own.items() if prefix + key in state and name not in {*fitting, *reshaped})
+    return WeightsFit(fitting, reshaped, random, unused, retyped)
 
 
 def _fits(value: Tensor | None, own: Tensor) -> bool:
@@ -180,7 +201,7 @@ def _bundle_file(folder: Path, key: str) -> Path:
 
 def _parse(file: Path, content: bytes) -> State:
     if file.suffix == ".safetensors":
-        return unpack(content)
+        return _without_inner_wrappers(unpack(content))
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(f"its name ends in none of .safetensors, {', '.join(TORCH_SUFFIXES)}")
     document = load_checkpoint_file(content)
@@ -194,7 +215,15 @@ def _parse(file: Path, content: bytes) -> State:
     if not state:
         raise ValueError("it holds no named tensors")
     refuse_expanded(state)
-    return state
+    return _without_inner_wrappers(state)
+
+
+def _without_inner_wrappers(state: State) -> State:
+    """Return the tensors by the names that they have in the plain network; a name is there once."""
+    plain = {".".join(part for part in name.split(".") if part not in INNER_WRAPPERS): name for name in state}
+    if len(plain) < len(state):
+        raise ValueError("it holds tensors whose names differ in wrappers alone")
+    return {short: state[name] for short, name in plain.items()}
 
 
 def _some(names: Iterable[str]) -> str:

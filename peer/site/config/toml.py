@@ -31,6 +31,8 @@ from peer.core.limits import COUNT_MAX, NUMBER_CONFIGURED_MAX, SECONDS_CONFIGURE
 from peer.errors import ConfigError
 
 BROADCAST = "255.255.255.255"
+NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
+"""The last part of a host that programs take for an IPv4 address, of which only four decimal numbers are one here."""
 FILE_BYTES_MAX = 1 << 20  # a roster of 1000 sites has 100 KB
 HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){HOST_LABEL}(\.{HOST_LABEL})*")
@@ -109,10 +111,10 @@ def check_dialable(route: str) -> None:
     Founders and newcomers are told; a federation that has such an address goes on.
     """
     host, _ = split_address(split_route(route)[1])
-    is_number = host.replace(".", "").isdecimal() or ":" in host
-    if not is_number:
+    if ":" not in host and not NUMBER.fullmatch(host.rpartition(".")[2]):
         return
     address = ipaddress.ip_address(host)
+    address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified:
         raise ValueError(f"{route!r} is no address to dial, but one to listen at; name the site's own")
     if address.is_multicast or str(address) == BROADCAST:

@@ -29,9 +29,11 @@ REST_OF_PATH = re.compile(r"[^\n,;:()\[\]{}'\"<>|]*")
 """Without quotes, a path outside of the site may have spaces as well: nobody knows where it ends."""
 OTHER_PATH = re.compile(r"(?<![\w\\])(?:\\\\[^\s\\]|[A-Za-z]:\\)[^\n,;'\"<>|]*")
 """A path of Windows, or of a share."""
+FILE_URL = re.compile(r"\bfile:/+[^\s'\"<>|]*", re.IGNORECASE)
 HOST = re.compile(
-    r"(?<![\w./@-])(?:[a-z0-9-]+\.)+(?:com|edu|gov|health|hospital|internal|int|intern|intra|lan|local|net|org"
-    r"|at|be|ch|cz|de|dk|es|eu|fi|fr|gr|hu|ie|it|jp|kr|nl|no|pl|se|si|sk|uk|us)(?![\w./-])",
+    r"(?<![\w./@-])(?:[a-z0-9-]+\.)+(?:care|clinic|com|corp|edu|example|gov|health|hospital|internal|int|intern"
+    r"|intra|klinik|lan|local|net|org|at|au|be|br|ca|ch|cn|cz|de|dk|es|eu|fi|fr|gr|hr|hu|ie|il|it|jp|kr|lt|lu|lv|nl|no"
+    r"|nz|pl|pt|ro|rs|ru|se|sg|si|sk|tr|ua|uk|us|za)(?![\w./-])",
     re.IGNORECASE,
 )
 """The name of a machine that no configuration has."""
@@ -106,7 +108,7 @@ class Redaction:
         text = self._without_names(text)
         if SAMPLE_FILE.search(text):
             return "<left out: it names a file of samples>"
-        text = OTHER_PATH.sub("<path>", self._without_paths(text))
+        text = OTHER_PATH.sub("<path>", self._without_paths(FILE_URL.sub("<path>", text)))
         if not self._keep_addresses:
             if self._hosts is not None:
                 text = self._hosts.sub("<host>", text)

@@ -132,7 +132,8 @@ def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["", "module.", "backbone.", "_orig_mod.", "module.model.", "model._orig_mod.module."]
+    "prefix",
+    ["", "module.", "backbone.", "_orig_mod.", "module.model.", "model._orig_mod.module.", "student.backbone."],
 )
 def test_what_fits_is_loaded_and_the_rest_is_named(prefix: str) -> None:
     pretrained, own = network(classes=5), network(classes=2)
@@ -154,6 +155,25 @@ def test_what_fits_is_loaded_and_the_rest_is_named(prefix: str) -> None:
     assert "of another shape: fc.weight is [5, " in text
     assert "random: layer1.0.conv1.weight, fc.weight, fc.bias" in text
     assert "unused in the file: projector.weight" in text
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_a_wrapper_of_inner_layers_is_taken_off(tmp_path: Path, wrapper: str, suffix: str) -> None:
+    own = network()
+    wrapped = {name.replace("layer1.", f"layer1.{wrapper}."): value for name, value in own.state_dict().items()}
+    save = torch.save if suffix == ".pt" else safetensors.torch.save_file
+    save(wrapped, tmp_path / f"a{suffix}")
+    assert not load_weights(network(), read(tmp_path / f"a{suffix}")).random
+    save({**wrapped, "layer1.0.conv1.weight": torch.zeros(1)}, tmp_path / f"b{suffix}")
+    with pytest.raises(UnusableConfigurationError, match="names differ in wrappers alone"):
+        read(tmp_path / f"b{suffix}")
+
+
+def test_a_tensor_of_another_type_is_named() -> None:
+    own = network()
+    state = {**own.state_dict(), "fc.bias": own.state_dict()["fc.bias"].to(torch.int8)}
+    assert "of another type: fc.bias" in load_weights(own, state).describe()
 
 
 def test_a_file_of_another_network_is_refused() -> None:

@@ -103,6 +103,7 @@ def test_a_host_that_is_not_ascii_has_the_name_that_dns_has() -> None:
     "route",
     [
         *("0.0.0.0:7443", "[::]:7443", "relay gate 0.0.0.0:443", "10.0.0.300:7443", "10.0.1:1"),
+        *("0x7f.1:7443", "a.0x7f:1", "host.1:1", "[::ffff:0.0.0.0]:7443", "[::ffff:224.0.0.1]:7443"),
         *("224.0.0.251:7443", "[ff02::1]:7443", "255.255.255.255:7443"),
     ],
 )
@@ -111,7 +112,9 @@ def test_what_nobody_can_dial(route: str) -> None:
         check_dialable(route)
 
 
-@pytest.mark.parametrize("route", ["10.0.0.3:7443", "[fd00::1]:7443", "relay gate relay.example.org:443", "3com.com:1"])
+@pytest.mark.parametrize(
+    "route", ["10.0.0.3:7443", "[fd00::1]:7443", "relay gate relay.example.org:443", "3com.com:1", "node7:1"]
+)
 def test_what_can_be_dialled(route: str) -> None:
     check_dialable(route)
 

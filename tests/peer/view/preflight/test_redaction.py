@@ -42,6 +42,8 @@ def redaction() -> Redaction:
         "PatientName: 'Smith^John', (0010,0020) PatientID = 0042",
         "study 1.2.840.10008.20.30.40",
         "dials pacs.ehealth.de",
+        "dials pacs.ehealth.example and gate.ehealth.clinic",
+        "cannot open file:///data/Mu\u0308ller%20Anna/x",
     ],
 )
 def test_names_paths_keys_and_addresses_are_taken_out(redaction: Redaction, text: str) -> None:
