@@ -311,7 +311,10 @@ def check_policy(
     if hosted:
         need += f" and, for returns, {hosted} times the largest model of the others"
         need += " (not known here yet)" if visitor_bytes is None else f", {returned}"
-    remedy = f"set [egress] bytes_per_round_max in site.toml to at least {needed}, or leave it out"
+    least = str(needed)
+    if hosted and visitor_bytes is None:  # `check` at each site says the size of its model
+        least = f"{receivers * artifact_bytes} and {hosted} times the largest model that `check` shows at the others"
+    remedy = f"set [egress] bytes_per_round_max in site.toml to at least {least}, or leave it out"
     remedy += f"; {accept}" if accept else ""
     failure = limit < artifact_bytes + returned
     return Finding.by_remedy("policy", f"{text}, but a round needs {need} bytes", remedy, failure=failure)

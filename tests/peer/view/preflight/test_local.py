@@ -332,6 +332,7 @@ def test_visits_need_a_model_for_each_host_and_a_return_for_each_visitor(folder:
     assert unknown.verdict == "warning"
     assert unknown.message.startswith("a model and a return may leave for every site")
     assert "for returns, 1 times the largest model of the others (not known here yet)" in unknown.message
+    assert f"to at least {100 * hosts} and 1 times the largest model that `check` shows at the others" in unknown.remedy
     assert local.check_policy(federation, limited, 100, visitor_bytes=300).verdict == "ok"
     larger = local.check_policy(federation, limited, 100, visitor_bytes=301)
     assert larger.verdict == "failure"
