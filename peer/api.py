@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -260,8 +261,7 @@ class SiteHandle:
             >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
             ('0', '', 1.0)
         """
-        if isinstance(inputs, str | Path):
-            raise TypeError(f"predict takes several inputs: give a list, such as [{str(inputs)!r}]")
+        _check_several(inputs)
         from peer.train.inference import model_state
 
         with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):
@@ -301,6 +301,16 @@ class SiteHandle:
             raise
         except Exception as error:
             raise ModelError(f"{subject} of {self.name} failed: {reason_of(error)}") from error
+
+
+def _check_several(inputs: object) -> None:
+    """Raise ``TypeError`` for a single input, which would be taken for its letters, bytes, keys, or rows."""
+    if isinstance(inputs, str | os.PathLike):
+        raise TypeError(f"predict takes several inputs: give a list, such as [{str(inputs)!r}]")
+    if hasattr(inputs, "shape"):
+        raise TypeError("predict takes several inputs: give a list, such as [array], or list(batch)")
+    if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
+        raise TypeError(f"predict takes a list of paths and arrays, not one {type(inputs).__name__}")
 
 
 def _place(committed: CommittedRound) -> Record:

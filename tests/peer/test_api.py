@@ -233,6 +233,20 @@ def test_one_path_is_no_list_of_inputs(site: api.SiteHandle, inputs: Any) -> Non
         site.predict(inputs)
 
 
+@pytest.mark.parametrize("inputs", [np.zeros((1, 8)), torch.zeros(2, 1, 8), b"0.npy", {"0.npy": 1}, 5, None])
+def test_what_is_no_list_of_inputs_is_no_fault_of_the_model(site: api.SiteHandle, inputs: Any) -> None:
+    with pytest.raises(TypeError, match=r"predict takes (several inputs: give a list|a list of paths and arrays, not)"):
+        site.predict(inputs)
+
+
+def test_an_input_that_is_neither_a_path_nor_an_array_is_named(site: api.SiteHandle) -> None:
+    good = np.arange(8.0)[None]
+    nested, table, fine = site.predict([["0.npy"], {"a": 1}, good])
+    assert nested["problem"] == "is of the type list, and neither a path nor an array of numbers"
+    assert table["problem"] == "is of the type dict, and neither a path nor an array of numbers"
+    assert fine["problem"] == ""
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.SiteHandle) -> None:
     good = np.arange(8.0)[None]
     bad, missing, fine = site.predict([np.zeros((2, 8)), "nowhere.npy", good])

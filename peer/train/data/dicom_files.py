@@ -19,6 +19,7 @@ import numpy as np
 import pydicom
 from numpy.typing import NDArray
 from pydicom.encaps import generate_fragments
+from pydicom.errors import InvalidDicomError
 from pydicom.misc import is_dicom
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.uid import RLELossless
@@ -255,6 +256,9 @@ def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
     for file in candidates:
         try:
             header = pydicom.dcmread(file, stop_before_pixels=True)
+        except InvalidDicomError as error:  # whose text advises to force it
+            reason = "is missing DICOM's preamble: it is damaged, or no DICOM file by PS3.10"
+            raise ValueError(f"{file.name}: {reason}" if path.is_dir() else reason) from error
         except Exception as error:
             raise ValueError(f"{file.name}: {error}" if path.is_dir() else str(error)) from error
         if "SegmentSequence" in header:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,7 +73,7 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
     settings = trainer.settings
     read, _ = image_reader(settings.task, settings.data)
 
-    def load(source: PredictionInput | Tensor) -> PlacedImage:
+    def load(source: object) -> PlacedImage:
         return read(existing_files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
 
     records = []
@@ -103,19 +104,25 @@ def preserve_torch_settings() -> Iterator[None]:
             torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
+def _images(inputs: Iterable[object], settings: TrainingSettings) -> Iterator[tuple[str, object]]:
     """Yield each image of the inputs with its name."""
     for number, source in enumerate(inputs):
-        if isinstance(source, str | Path):
+        if isinstance(source, str | os.PathLike):
             for item in find_images([Path(source)], settings.data):
                 yield item.name, item
         else:
-            yield str(number), torch.as_tensor(source)
+            yield str(number), source
 
 
-def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
+def _array(source: Any, settings: TrainingSettings) -> PlacedImage:
     """Convert an array to float32 ``(c, *space)`` with unknown placement; raise ``ValueError`` if it does not fit."""
     task = settings.task
+    try:
+        values = torch.as_tensor(source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"is of the type {type(source).__name__}, and neither a path nor an array of numbers"
+        ) from error
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:
         image = image[None]
