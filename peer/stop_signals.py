@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 
+REAL_TIME = range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else range(0)  # macOS has none
 IGNORED = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO),
-    *(number for number in signal.valid_signals() if number >= signal.SIGRTMIN),
+    *REAL_TIME,
 )
 """They would end a process at once, and mean nothing to a daemon: clocks that it does not set, and signals of which
 every program has its own meaning, such as to read its logs' files anew.
@@ -22,4 +23,5 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, signal.SIGPWR, *hangup)
+    power = (signal.SIGPWR,) if hasattr(signal, "SIGPWR") else ()
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, *power, *hangup)
