@@ -1,6 +1,7 @@
 """The places of files, and texts that no file of this repository may contain."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_nothing_is_left_for_later(root: Path, files: list[Path]) -> None:
 @pytest.mark.parametrize("content", FORBIDDEN)
 def test_no_file_tells(content: str, root: Path, files: list[Path]) -> None:
     assert not matches(FORBIDDEN[content], root, files)
+
+
+def test_no_file_is_a_link(root: Path) -> None:
+    """Its target would be a path of somebody's machine, and checking it out replaces what is there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=root, capture_output=True, text=True, check=False
+    ).stdout
+    assert not [line for line in listed.splitlines() if line.startswith("120000")]
 
 
 def test_neither_tests_nor_proto_are_a_package(files: list[Path]) -> None:
