@@ -1,6 +1,6 @@
 """Losses: pure functions of tensors, each with source, shapes, gradient flow and example."""
 
-from losses.distill import distillation_kl, distillation_l1
+from losses.distill import distillation_kl, distillation_l1, distillation_mse
 from losses.labels import label_loss
 from losses.mutual import consensus, feeding_loss, forward_kl, transfer_loss
 from losses.segmentation import dice_ce_loss, dice_loss
@@ -20,6 +20,7 @@ __all__ = [
     "dice_loss",
     "distillation_kl",
     "distillation_l1",
+    "distillation_mse",
     "feeding_loss",
     "forward_kl",
     "label_loss",

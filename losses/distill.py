@@ -64,6 +64,29 @@ def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
     return F.l1_loss(messenger, local.detach())
 
 
+def distillation_mse(local_numbers: Tensor, messenger_numbers: Tensor) -> Tensor:
+    """Mean squared difference of the messenger's numbers from those of the local model, the teacher.
+
+    Source: MH-pFLID, replacing the second term of its eq. 5 where the output is a number: of two normal distributions
+        of one variance, the KL divergence is this difference over twice the variance, and so is the loss of labels
+        whose log-likelihood is the squared error.
+    Differs: the paper has no such task.
+    Args:
+        local_numbers: the teacher's, ``(b, c)``; no gradient.
+        messenger_numbers: the student's, of the same shape; gradient flows.
+    Returns:
+        Scalar ``()``, float32 (float64 for float64 numbers), in the square of the numbers' unit,
+        non-negative; 0 when the numbers agree.
+    Raises:
+        ValueError: the numbers are not ``(b, c)`` of floats, or differ in shape.
+    Example:
+        >>> distillation_mse(torch.zeros(1, 2), torch.tensor([[0.5, -1.0]]))
+        tensor(0.6250)
+    """
+    local, messenger = _match("numbers", local=local_numbers, messenger=messenger_numbers)
+    return F.mse_loss(messenger, local.detach())
+
+
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the KL divergence of two logits' softmax over dim 1, averaged over the rest; gradient flows into both."""
     teacher, student = teacher.log_softmax(1), student.log_softmax(1)

@@ -41,6 +41,8 @@ TERMS: Mapping[str, str] = {
     "kl_from_dam": "distance to the local model's probabilities",
     "l1_from_visitor": "distance to the visiting model's images",
     "l1_from_dam": "distance to the local model's images",
+    "mse_from_visitor": "distance to the visiting model's numbers",
+    "mse_from_dam": "distance to the local model's numbers",
     "kl_dam": "distance to the proxy's probabilities",
     "kl_proxy": "distance of the proxy to the local model's probabilities",
     "forward_kl": "distance of the proxy to the local model",
@@ -50,6 +52,7 @@ TERMS: Mapping[str, str] = {
     "distillation": "distance of the messenger to the local model",
     "alignment": "fit of received heads to own features",
     "prototype_distance": "distance to the prototypes",
+    "prototype_contrast": "contrast of the trained prototypes",
     "prototype_spread": "spread of the prototypes",
     "proximal": "distance to the average of all sites",
     "contrast": "contrast to the other sites",
@@ -59,7 +62,7 @@ TERMS: Mapping[str, str] = {
     "public_spread": "spread of the public predictions",
 }
 """All other terms."""
-PAIR = re.compile(r"(?:kl|l1)_(.+)_from_(.+)")
+PAIR = re.compile(r"(?:kl|l1|mse)_(.+)_from_(.+)")
 """A term between two of several networks: the first learns from the second."""
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import dice_ce_loss, dice_loss, label_loss, survival_loss
+from losses import dice_ce_loss, dice_loss, distillation_l1, distillation_mse, label_loss, survival_loss
 from peer.core.tasks import ANSWERS
 from peer.methods.method import Batch, Forward, Stage, StageContext, Supervision, Term, one_step_stage
 
@@ -34,6 +34,14 @@ SUPERVISED: dict[str, Supervised] = {
     "survival": Supervised("hazard", survival_loss),
 }
 """By objective; for segmentation the default of the methods' parameter ``segmentation_loss``."""
+
+DISTANCES: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "super_resolution": ("l1", distillation_l1),
+    "number": ("mse", distillation_mse),
+}
+"""By objective without classes: the distance of a student's prediction from a teacher's, of the form of the loss of
+labels, so that both weigh alike; before it its name.
+"""
 
 SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dice_ce": dice_ce_loss,
@@ -79,7 +87,7 @@ def stage_loss(context: StageContext) -> Supervised:
 
 def has_classes(task: str) -> bool:
     """Return whether predictions of this objective say what is likely; others are images or numbers."""
-    return task not in ("super_resolution", "number")
+    return task not in DISTANCES
 
 
 def class_logits(task: str, prediction: Tensor) -> Tensor:

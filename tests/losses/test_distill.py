@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from losses import distillation_kl, distillation_l1
+from losses import distillation_kl, distillation_l1, distillation_mse
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -70,7 +70,14 @@ def test_l1_by_hand_and_by_reference():
     assert distillation_l1(local, messenger).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("loss", [distillation_kl, distillation_l1])
+def test_mse_is_the_divergence_of_two_normal_distributions_of_one_variance():
+    local, messenger = drawn(5, 2, seed=6), drawn(5, 2, seed=7)
+    first, second = (torch.distributions.Normal(each, math.sqrt(0.5)) for each in (local, messenger))
+    expected = torch.distributions.kl_divergence(first, second).mean()
+    assert distillation_mse(local, messenger).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [distillation_kl, distillation_l1, distillation_mse])
 def test_only_the_messenger_learns(loss):
     local, messenger = drawn(2, 3, 4, seed=8).requires_grad_(), drawn(2, 3, 4, seed=9).requires_grad_()
     loss(local, messenger).backward()
@@ -81,7 +88,7 @@ def test_only_the_messenger_learns(loss):
     assert loss(local, nearer) < loss(local, messenger)
 
 
-@pytest.mark.parametrize("loss", [distillation_kl, distillation_l1])
+@pytest.mark.parametrize("loss", [distillation_kl, distillation_l1, distillation_mse])
 def test_the_arithmetic_is_float32_whatever_the_caller_has_switched_on(loss):
     local, messenger = (drawn(2, 3, 4, seed=seed, dtype=torch.bfloat16) for seed in (10, 11))
     expected = loss(local.float(), messenger.float())
@@ -94,7 +101,9 @@ def test_the_arithmetic_is_float32_whatever_the_caller_has_switched_on(loss):
     assert loss(local.float(), messenger.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize(("loss", "kind"), [(distillation_kl, "logits"), (distillation_l1, "images")])
+@pytest.mark.parametrize(
+    ("loss", "kind"), [(distillation_kl, "logits"), (distillation_l1, "images"), (distillation_mse, "numbers")]
+)
 @pytest.mark.parametrize(
     ("local", "messenger", "message"),
     [

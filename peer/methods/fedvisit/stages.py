@@ -26,8 +26,8 @@ local model :math:`P_i` stays, and learns from the labels, the twin and the visi
           + \mathrm{KL}\!\left(\tilde q_j \Vert p_i\right)\right]
 
 The visitor's Adam ends with the visit; the local one keeps its moments from round to round, through
-the average. Without class distributions (super-resolution), the mean absolute difference of the
-images takes the place of the divergence.
+the average. Without class distributions, the mean absolute difference of images (super-resolution), or the mean
+squared difference of numbers, takes the place of the divergence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 
 from torch import Tensor
 
-from losses import distillation_l1, forward_kl
+from losses import forward_kl
 from models import Network, Output
 from peer.methods.fedskd import stages as fedskd
 from peer.methods.method import (
@@ -55,7 +55,7 @@ from peer.methods.method import (
     Term,
     visitor_name,
 )
-from peer.methods.supervised import class_logits, has_classes, stage_loss, supervised_stage
+from peer.methods.supervised import DISTANCES, class_logits, has_classes, stage_loss, supervised_stage
 
 COMPARED = {
     "terms": ("batch", "position", "region"),
@@ -107,7 +107,7 @@ def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapp
             f"{loss.name}_{VISITOR}": Term(loss.loss(visitor.prediction.float(), batch.targets)),
         }
         if kd > 0:
-            measure = "kl" if has_classes(context.task) else "l1"
+            measure = "kl" if has_classes(context.task) else DISTANCES[context.task][0]
             terms[f"{measure}_from_{VISITOR}"] = _distil(context, visitor.prediction, dam.prediction, kd)
             terms[f"{measure}_from_{DAM}"] = _distil(context, dam.prediction, visitor.prediction, kd)
         if gamma > 0:
@@ -121,7 +121,7 @@ def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapp
 def _distil(context: StageContext, teacher: Tensor, student: Tensor, weight: float) -> Term:
     """Build the term by which a prediction learns another, which is a constant."""
     if not has_classes(context.task):
-        return Term(distillation_l1(teacher, student), weight)
+        return Term(DISTANCES[context.task][1](teacher, student), weight)
     temperature = float(context.parameters["temperature"])
     teacher, student = (class_logits(context.task, each) / temperature for each in (teacher, student))
     return Term(forward_kl(teacher, student), weight * temperature**2)
@@ -140,7 +140,7 @@ def train_twin(context: StageContext) -> Stage:
 
 def _twin_losses(context: StageContext, *travelling: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
     """Build the losses of a step: all learn from the labels and from those that travel, none from the local model."""
-    loss, measure = stage_loss(context), "kl" if has_classes(context.task) else "l1"
+    loss, measure = stage_loss(context), "kl" if has_classes(context.task) else DISTANCES[context.task][0]
     weights = dict.fromkeys(travelling, float(context.parameters["kd"]))
     weights[DAM] = float(context.parameters["personal_kd"])
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from losses import distillation_kl, distillation_l1
+from losses import distillation_kl
 from models import Network, Output
 from models.attention import Receiver, Transmitter
 from peer.methods.method import (
@@ -41,7 +41,7 @@ from peer.methods.method import (
     Term,
     one_step_stage,
 )
-from peer.methods.supervised import class_logits, has_classes, stage_loss
+from peer.methods.supervised import DISTANCES, class_logits, has_classes, stage_loss
 
 
 def inject(context: StageContext) -> Stage:
@@ -69,7 +69,7 @@ def distill(context: StageContext) -> Stage:
     """Train the messenger and the transmitter; the local model is frozen and a constant."""
     loss = stage_loss(context)
     weight, temperature = float(context.parameters["distillation"]), _temperature(context)
-    divergence = distillation_kl if has_classes(context.task) else distillation_l1
+    divergence = distillation_kl if has_classes(context.task) else DISTANCES[context.task][1]
     classes = partial(class_logits, context.task)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import models
 from fakes.small_sites import BATCH, DRAW, EXACT, resnet
 from peer.methods.fedvisit.stages import check_local, check_received
-from peer.methods.method import DAM, Batch, visitor_name
+from peer.methods.method import DAM, TWIN, Batch, visitor_name
 from peer.methods.registry import PLANS
 
 ALPHA, GAMMA = visitor_name("alpha"), visitor_name("gamma")
@@ -88,6 +88,25 @@ def test_images_are_compared_by_their_mean_absolute_difference(make_site: Any) -
     own, visitor = (at.networks[name](batch.images).prediction for name in (DAM, "alpha"))
     gap = (own - visitor).abs().mean()
     assert torch.allclose(terms["l1_from_dam"].value, gap)
+
+
+@pytest.mark.parametrize("method", ["fedvisit", "fedvisit_twin"])
+def test_numbers_are_compared_as_they_are_learnt_so_that_labels_weigh_as_much(make_site: Any, method: str) -> None:
+    batch = Batch(torch.rand(4, 3, 1, generator=DRAW), torch.rand(4, 1, generator=DRAW))
+
+    def model(seed: int) -> models.Network:
+        torch.manual_seed(seed)
+        return models.create_model("mlp", spatial_dims=1, in_channels=3, classes=1, width=4)
+
+    at = make_site(method, model(0), batch.images, received={"alpha": model(1)}, task="number")
+    for network in at.networks.values():
+        network.eval()  # without dropout
+    own = TWIN if method == "fedvisit_twin" else DAM
+    mine, visitors = (at.networks[name](batch.images).prediction for name in (own, "alpha"))
+    terms = at.terms("train", batch)
+    name = "mse_twin_from_visitor" if own == TWIN else "mse_from_visitor"
+    assert torch.allclose(terms[name].value, (mine - visitors).square().mean())
+    assert terms[name].weight == terms[f"mse_{own}"].weight == 1
 
 
 @pytest.mark.parametrize(("steps", "shares"), [(5, (3, 2)), (4, (2, 2)), (1, (1, 0))])
