@@ -229,7 +229,7 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
 
 
 OLDER = frozenset(
-    {"dflmoe", "dflmoe_models", "ds_pfl", "fedmd", "fedproto", "fedskd", "kt_pfl", "pfeddf", "pooled_head"}
+    {"dflmoe", "dflmoe_models", "ds_pfl", "fedmd", "fedproto", "fedskd", "fedtgp", "kt_pfl", "pfeddf", "pooled_head"}
 )
 """The methods in which a site may use artifacts that are a round older."""
 
