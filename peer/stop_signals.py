@@ -21,7 +21,11 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     time SIGXCPU; a power supply that fails SIGPWR. SIGQUIT ends a process at once, as a user who sends it wants.
     """
     for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _ignore)
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     power = (signal.SIGPWR,) if hasattr(signal, "SIGPWR") else ()
     return (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, *power, *hangup)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: unlike ``SIG_IGN``, a handler is not passed on to the programs that this process starts."""
