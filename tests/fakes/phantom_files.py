@@ -157,6 +157,26 @@ def two_frames(path: Path) -> None:
     file.save_as(path)
 
 
+def two_floating_frames(path: Path) -> None:
+    floating_pixels(path)
+    file = pydicom.dcmread(path)
+    file.FloatPixelData *= 2
+    file.save_as(path)
+
+
+def rescaled_file(mapped: float) -> Callable[[Path], object]:
+    """Frames without slopes in a file with slope 2, and a mapping to real world values with this slope."""
+
+    def make(path: Path) -> None:
+        file = phantoms.enhanced(path)
+        del file.SharedFunctionalGroupsSequence[0].PixelValueTransformationSequence
+        file.RescaleSlope, file.RescaleIntercept = 2, 0
+        file.RealWorldValueMappingSequence = phantoms.real_world(0, 65535, Slope=mapped, Intercept=0.0)
+        file.save_as(path)
+
+    return make
+
+
 def two_frames_of_runs(path: Path) -> None:
     file = phantoms.dataset(path, WORDS)
     pydicom.pixels.compress(file, pydicom.uid.RLELossless)

@@ -8,6 +8,7 @@ position. An input that would yield another volume than the scanner's is an erro
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,6 +64,11 @@ FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSeque
 
 SHAPES = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}
 """Photometric interpretation -> the presentation LUT shape that says the same (PS3.3, C.11.6)."""
+
+COMPONENTS = {word: name for name in ("MAGNITUDE", "PHASE", "REAL", "IMAGINARY") for word in (name, name[0])}
+"""Words for the components of complex values -> their names here."""
+
+PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 
 CONTAINERS = frozenset({".bz2", ".crdownload", ".gz", ".part", ".tmp", ".xz", ".zip", ".zst"})
 """Last suffixes of a slice that is compressed, or whose transfer did not end."""
@@ -139,9 +145,9 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     units = {plane.mapping and plane.mapping.unit: plane.name for plane in planes}
     if len(units) > 1:
         raise ValueError(f"{' and '.join(units.values())} map their values to real world values of different kinds")
-    components = {plane.component: plane.name for plane in planes}
+    components = {plane.component: plane.name for plane in planes if plane.component}
     if len(components) > 1:
-        listed = " and ".join(f"{name} ({component or 'not stated'})" for component, name in components.items())
+        listed = " and ".join(f"{name} ({component})" for component, name in components.items())
         raise ValueError(f"{listed} hold different components of complex values; make a folder of each")
     relationships = {read_relationship(file.name, other): file.name for file, other in zip(files, headers, strict=True)}
     if len(relationships) > 1:
@@ -306,14 +312,16 @@ def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
         yield from _enhanced(plane, groups, header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()], header)
         return
     mapping = read_mapping(header.get(MAPPING) or (), _read_rescale(name, header), header)
-    component = _component(header.get("ImageType")) if header.get("Modality") == "MR" else ""
+    kind: Sequence[str] = header.get("ImageType") or []  # of one value, a text
+    names_component = header.get("Modality") == "MR" and not isinstance(kind, str) and len(kind) > 2
+    component = _component(kind[2]) if names_component else ""  # PS3.3, C.8.3.1
     plane = replace(plane, mapping=mapping, component=component)
     yield from [plane] if count == 1 else _classic(plane, count, header)
 
 
-def _component(kind: Sequence[Any] | None) -> str:
-    """Return the component of complex values from an image's or a frame's type, which has it third (PS3.3, C.8.3.1)."""
-    return str(kind[2]) if kind is not None and len(kind) > 2 else ""
+def _component(word: Any) -> str:
+    """Return the component of complex values that a word names, such as M, PHASE or M_FFE; empty if it names none."""
+    return COMPONENTS.get(str(word or "").upper().partition("_")[0], "")
 
 
 def _check_frames(file: Path, header: Any, count: int) -> None:
@@ -336,15 +344,20 @@ def _frame_bits(header: Any) -> int:
 
 def _check_no_more_frames(dataset: Any) -> None:
     """Raise ``ValueError`` if the pixel data have more frames than the header says, which nobody would read."""
-    count, pixels = int(dataset.get("NumberOfFrames") or 1), dataset.get("PixelData") or b""
-    syntax = dataset.file_meta.TransferSyntaxUID
+    count, pixels = int(dataset.get("NumberOfFrames") or 1), next(filter(None, map(dataset.get, PIXELS)), b"")
+    syntax, bits = dataset.file_meta.TransferSyntaxUID, _frame_bits(dataset)
+    if syntax.is_private or not bits:
+        return  # pydicom says what is wrong
     if syntax.is_compressed and not syntax.is_deflated:
         is_runs = syntax == RLELossless
         stored = sum(
             _is_frame_of_runs(part) if is_runs else part.startswith(FRAME_STARTS) for part in generate_fragments(pixels)
         )
     else:
-        stored = 8 * len(pixels) // max(_frame_bits(dataset), 1)
+        said = math.ceil(count * bits / 8)
+        is_full_colour = "422" in str(dataset.PhotometricInterpretation) and 2 * len(pixels) == 3 * said
+        is_whole = len(pixels) <= said + 1 or is_full_colour  # a byte more makes the number even
+        stored = count if is_whole else 8 * len(pixels) // bits
     if stored > count and pixels:
         raise ValueError(f"says that it has {count} frame{'s' * (count > 1)}, and holds the pixels of {stored}")
 
@@ -369,9 +382,9 @@ def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any], h
         name = f"frame {frame + 1} of {plane.name}"
         rescale = _read_rescale(name, values)
         place = _place(position, orientation, spacing)
-        kind = item(group, "MRImageFrameTypeSequence")
-        component = str(kind.get("ComplexImageComponent") or _component(kind.get("FrameType")))
-        mapping = read_mapping(items(group, MAPPING) or header.get(MAPPING) or (), rescale, header)
+        component = _component(item(group, "MRImageFrameTypeSequence").get("ComplexImageComponent"))
+        applied = _read_rescale(plane.name, header) if rescale is None else rescale
+        mapping = read_mapping(items(group, MAPPING) or header.get(MAPPING) or (), applied, header)
         yield DicomSlice(name, plane.file, frame, frame, *place, rescale, mapping, component)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,16 @@ REDUCED, MASK = 1, 4
 PARTS = ((273, 279), (324, 325))
 """Tags with the offsets and the sizes of strips, or of tiles."""
 DEFLATE = frozenset({8, 32946})
+PIECE_BYTES, TILE_BYTES_MAX = 1 << 20, 64 << 20
+"""How much is inflated at once; what tiles may have beyond the picture's edges."""
 SAMPLE_KINDS = {1: "uint", 2: "int", 3: "float", 5: "complex int", 6: "complex"}
 STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-PAGE_AXES = re.compile(r"\b(channels|frames|SizeC|SizeT)\b\s*=\s*\"?(\d+)")
-"""Matches the number of channels and moments in the descriptions of ImageJ and OME."""
-IMAGES = re.compile(r"^images=(\d+)", re.MULTILINE)
+PAGE_AXES = {
+    "ImageJ=": re.compile(r"^(channels|frames)=(\d{1,9})", re.MULTILINE),
+    "<": re.compile(r"\b(SizeC|SizeT)\s*=\s*\"(\d{1,9})"),
+}
+"""How the descriptions of ImageJ and OME begin -> matches their numbers of channels and moments."""
+IMAGES = re.compile(r"^images=(\d{1,9})", re.MULTILINE)
 """Matches the number of slices in ImageJ's description, which stand behind each other with one page for all."""
 CALIBRATION = re.compile(r"^(cf|c[0-9])=(\S+)", re.MULTILINE)
 """Matches ImageJ's function from stored values to measured ones, and its coefficients."""
@@ -53,10 +59,13 @@ def check_meaning(image: Any, pages: int, *, is_label_map: bool) -> None:
 
 def _check_axes(image: Any, text: str, pages: int) -> None:
     """Raise ``ValueError`` if the description counts channels or moments among the pages, or slices without a page."""
-    counts = {name.lower(): int(count) for name, count in PAGE_AXES.findall(text)}
+    patterns = [pattern for start, pattern in PAGE_AXES.items() if text.lstrip().startswith(start)]
+    counts = {name.lower(): int(count) for pattern in patterns for name, count in pattern.findall(text)}
     samples = int(image.tag_v2.get(SAMPLES_TAG, 1))
     others = {name: count for name, count in counts.items() if count > 1 and (name, count) != ("sizec", samples)}
     axes, shape = _read_shape(text)
+    if shape and [*image.size[::-1]] not in (shape[-2:], shape[-3:-1]):
+        axes, shape = "", []  # of the picture that this one was made from
     sizes = zip(axes, shape or [pages] * len(axes), strict=False)
     others |= {f"axis {axis}": size for axis, size in sizes if axis not in SLICE_AXES and size > 1}
     if others:
@@ -72,7 +81,7 @@ def _read_shape(text: str) -> tuple[str, list[int]]:
     """Return the names of the axes and their sizes from the JSON that tifffile writes; empty if it wrote none."""
     try:
         document = json.loads(text) if text.startswith("{") else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", []
     axes, shape = document.get("axes", ""), document.get("shape", [])
     is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
@@ -111,13 +120,28 @@ def check_parts(path: Path, image: Any, pages: int) -> None:
         if image.tag_v2.get(COMPRESSION_TAG) not in DEFLATE or parts is None or is_reversed:
             continue
         starts, lengths = parts
+        bits = max(image.tag_v2.get(BITS_TAG, (1,))) * max(1, image.tag_v2.get(SAMPLES_TAG, 1))
+        left = 2 * math.prod(image.size) * bits // 8 + TILE_BYTES_MAX
         with path.open("rb") as file:
             for offset, size in zip(image.tag_v2[starts], image.tag_v2[lengths], strict=True):
                 file.seek(offset)
-                try:
-                    zlib.decompress(file.read(size))
-                except zlib.error as error:
-                    raise ValueError(f"is damaged: {error}") from error
+                left -= count_deflated(file.read(size), left)
+
+
+def count_deflated(content: bytes, bytes_max: int) -> int:
+    """Return the number of bytes that a strip or tile holds; raise ``ValueError`` if it is damaged or too large."""
+    decoder, count = zlib.decompressobj(), 0
+    try:
+        while content and not decoder.eof:
+            count += len(decoder.decompress(content, PIECE_BYTES))
+            content = decoder.unconsumed_tail
+            if count > bytes_max:
+                raise ValueError("is damaged: its strips or tiles hold more than the picture has")
+    except zlib.error as error:
+        raise ValueError(f"is damaged: {error}") from error
+    if not decoder.eof:
+        raise ValueError("is damaged: a strip or tile is an incomplete or truncated stream")
+    return count
 
 
 def describe_unread(path: Path) -> str:
@@ -125,12 +149,15 @@ def describe_unread(path: Path) -> str:
     from PIL import TiffImagePlugin
 
     with path.open("rb") as file:
-        start = file.read(8)
+        start = file.read(16)
         if start[:4] not in STARTS:
             return "is no picture that pillow reads"
-        tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start)
-        file.seek(tags.next)
-        tags.load(file)
+        try:
+            tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start if b"+" in start[:4] else start[:8])
+            file.seek(tags.next)
+            tags.load(file)
+        except struct.error:
+            return "is cut short or damaged: its description of the picture is not whole"
     if WIDTH_TAG not in tags:
         return "is cut short or damaged: its description of the picture is not there"
     kind = SAMPLE_KINDS.get(tags.get(SAMPLE_FORMAT_TAG, (1,))[0], "unknown")

@@ -31,12 +31,12 @@ OTHER_PATH = re.compile(r"(?<![\w\\])(?:\\\\[^\s\\]|[A-Za-z]:\\)[^\n,;'\"<>|]*")
 """A path of Windows, or of a share."""
 FILE_URL = re.compile(r"\bfile:/+[^\s'\"<>|]*", re.IGNORECASE)
 HOST = re.compile(
-    r"(?<![\w./@-])(?:[a-z0-9-]+\.)+(?:care|clinic|com|corp|edu|example|gov|health|hospital|internal|int|intern"
+    r"(?<![\w./@-])(?:(?:[a-z0-9-]+\.){2,}(?:pt|rs)|(?:[a-z0-9-]+\.)+(?:care|clinic|com|corp|edu|example|gov|health|hospital|internal|int|intern"
     r"|intra|klinik|lan|local|net|org|at|au|be|br|ca|ch|cn|cz|de|dk|es|eu|fi|fr|gr|hr|hu|ie|il|it|jp|kr|lt|lu|lv|nl|no"
-    r"|nz|pl|pt|ro|rs|ru|se|sg|si|sk|tr|ua|uk|us|za)(?![\w./-])",
+    r"|nz|pl|ro|ru|se|sg|si|sk|tr|ua|uk|us|za))(?![\w./-])",
     re.IGNORECASE,
 )
-"""The name of a machine that no configuration has."""
+"""The name of a machine that no configuration has; two labels before "pt" and "rs", with which names of files end."""
 PATIENT = re.compile(
     r"\b((?:Other)?Patients?(?:'?s)?(?:Name|ID|BirthDate|Address|[A-Z]\w*)?|AccessionNumber|InstitutionName|\w*Physician\w*"
     r"|Study(?:Description|ID)|(?:Study|Series|SOP)InstanceUID)(['\"]?\s*[:=]\s*)(?:'[^'\n]*'|\"[^\"\n]*\"|[^,;\n]+)"

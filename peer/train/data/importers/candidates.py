@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -276,7 +277,7 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
             texts[text] += 1
             if names:
                 origin = "--classes" if options.classes else "the federation's classes"
-                near = difflib.get_close_matches(plain_name(text), names, n=1)
+                near = _nearest(plain_name(text), tuple(names))
                 hint = f" (did you mean {known[names[near[0]]]}?)" if near else ""
                 detail = f"the label {text!r} is none of {origin} {', '.join(known)}{hint}"
                 faults.add(candidate, "label is no class", detail)
@@ -285,6 +286,12 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
     if texts and not names:
         raise _no_numbers(texts, {candidate.class_number or 0 for candidate in labelled})
     return labelled
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(name: str, names: tuple[str, ...]) -> list[str]:
+    """Return the name that is nearest, if one is near: many rows may have the same wrong label."""
+    return difflib.get_close_matches(name, names, n=1)
 
 
 def read_answers(candidates: Sequence[Candidate], target: Target, faults: Faults) -> list[Candidate]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,8 +35,8 @@ SLICES = frozenset({"CT", "MR", "PT"})
 """Modalities whose secondary images are screen saves, dose pages or reformatted copies."""
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 """Class of secondary captures, and the beginning of those with several frames (PS3.4, B.5)."""
-SCREEN = "SCREEN"
-"""Part of the image types that stations write into pictures of their screens, whatever the modality."""
+SCREEN = re.compile(r"(?<![A-Z])SCREEN(?!ING)")
+"""Matches in the image types that stations write into pictures of their screens, whatever the modality."""
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
 """Modalities whose images are projections, not slices of a volume."""
 
@@ -226,7 +227,8 @@ def _add_file(
     takes_secondary: bool,
 ) -> None:
     modality = str(header.get("Modality", ""))
-    image_type = [str(part).upper() for part in header.get("ImageType", None) or []]
+    parts = header.get("ImageType", None) or []
+    image_type = [str(part).upper() for part in ([parts] if isinstance(parts, str) else parts)]
     if "LOCALIZER" in image_type:
         content.left_out.add("localizer", str(path))
         return
@@ -235,7 +237,7 @@ def _add_file(
     if modality in SLICES and is_secondary and not takes_secondary:
         content.left_out.add(f"secondary image ({modality}), which only --series takes", str(path))
         return
-    if any(SCREEN in part for part in image_type) and not takes_secondary:
+    if any(SCREEN.search(part) for part in image_type) and not takes_secondary:
         content.left_out.add("picture of a screen, which only --series takes", str(path))
         return
     if uid not in series:

@@ -45,7 +45,8 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
             else:
                 split_given = split if given else None
                 content.candidates.append(Candidate(where, channels, label, subject=case, split=split_given))
-        for case in sorted({case for case, _ in _cases(source / labels, ending)} - cases.keys()):
+        others = {path.name.removesuffix(ending) for path in (source / labels).glob(f"*{ending}")} - cases.keys()
+        for case in sorted(case for case in others if not case.startswith(".")):
             content.left_out.add(f"no image in {images}", f"{labels}/{case}")
     content.notes.append("a case counts as a subject: a patient with several cases may be in both splits")
     return content

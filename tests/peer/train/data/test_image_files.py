@@ -51,6 +51,7 @@ from tests.fakes.phantom_files import (
     palette,
     pyramid,
     renamed_slice,
+    rescaled_file,
     rotated,
     save,
     scaled,
@@ -59,6 +60,7 @@ from tests.fakes.phantom_files import (
     tiff,
     transparent,
     turned_page,
+    two_floating_frames,
     two_frames,
     two_frames_of_runs,
     whole_slices,
@@ -134,6 +136,10 @@ CASES = (
           ({"FrameOfReferenceUID": "1.2.9"}, r"FrameOfReferenceUID: 1.2.8 \(3 files\), 1.2.9 \(1 files\)"),
           ({"Units": "CNTS"}, r"differ in Units: BQML \(3 files\), CNTS \(1 files\)"),
           ({"ImageType": ["ORIGINAL", "PRIMARY", "P"]}, "hold different components of complex values"))),
+    *(Case("DICOM series", "types of images that name no component of complex values", AS_PAINTED,
+           series(one_slice_unlike(ImageType=kind)), "a")
+      for kind in ("ORIGINAL", ["ORIGINAL", "PRIMARY"], ["ORIGINAL", "PRIMARY", "DIFFUSION"],
+                   ["ORIGINAL", "PRIMARY", "M_FFE"])),
     *(Case("DICOM series", "a slice that is compressed, or whose transfer did not end", "refused",
            series(renamed_slice(suffix)), "a", refused=f"^c.dcm{suffix}: ") for suffix in (".gz", ".part")),
     Case("DICOM series", "dose scaling", "applied", series(change_slices(DoseGridScaling=0.5)), "a",
@@ -170,6 +176,10 @@ CASES = (
     Case("DICOM with frames, enhanced", "a rescaling of the file and slopes of the frames", "refused",
          lambda path: (phantoms.enhanced(path, slope=0.5), phantoms.change(path, RescaleSlope=2, RescaleIntercept=0)),
          "a.dcm", refused="has RescaleSlope and RescaleIntercept, and slopes of its frames besides"),
+    Case("DICOM with frames, enhanced", "real world values by the rescaling of the file", "applied once",
+         rescaled_file(2), "a.dcm", values=PHANTOM * 2),
+    Case("DICOM with frames, enhanced", "real world values and another rescaling of the file", "refused",
+         rescaled_file(3), "a.dcm", refused="RescaleSlope 2 .* another real world value mapping, slope 3"),
     Case("DICOM with frames, enhanced", "real world values of the frames", "applied",
          lambda path: (phantoms.enhanced(path), phantoms.change(
              path, RealWorldValueMappingSequence=real_world(0, 65535, Slope=0.25))), "a.dcm", values=PHANTOM / 4),
@@ -198,7 +208,8 @@ CASES = (
            refused=f"contradicts itself: {colours}, with PresentationLUTShape {shape}")
       for colours, shape in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE"))),
     *(Case("DICOM, one image", "the pixels of more frames than it says", "refused", make, "a.dcm",
-           refused="says that it has 1 frame, and holds the pixels of 2") for make in (two_frames, two_frames_of_runs)),
+           refused="says that it has 1 frame, and holds the pixels of 2")
+      for make in (two_frames, two_frames_of_runs, two_floating_frames)),
     Case("DICOM, one image", "stored bits that are not the lowest", "refused",
          image_file(GREY.astype(np.uint16) << 4, BitsStored=12, HighBit=15), "a.dcm",
          refused="stores its 12 bits up to bit 15, not 11"),
@@ -270,6 +281,10 @@ CASES = (
       for text in ('{"axes": "CYX", "shape": [3, 2, 3]}', '{"axes": "TYX"}', '<Pixels SizeC="3" SizeZ="1"/>')),
     Case("TIF", "colours, 8 bits", AS_PAINTED, save(COLOURS, description='<Pixels SizeC="3" SizeZ="1"/>'), "a.tif",
          np.moveaxis(COLOURS, -1, 0)),
+    *(Case("TIF", "a description of the picture that it was made from, or free text", AS_PAINTED,
+           save(GREY, description=text), "a.tif", GREY[None])
+      for text in ('{"shape": [64, 64]}', '{"shape": [5, 4, 6, 3]}', "channels=3, frames = 30 per second",
+                   '{"a":' * 20_000)),
     *(Case("TIF", "fewer pages than its description says", "refused", save(GREY, description=text), "a.tif",
            refused="says that it has 4 slices, and has a page for 1")
       for text in ("ImageJ=1.53t\nimages=4\nslices=4\n", '{"shape": [4, 2, 3]}')),

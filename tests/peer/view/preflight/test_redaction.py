@@ -42,6 +42,7 @@ def redaction() -> Redaction:
         "PatientName: 'Smith^John', (0010,0020) PatientID = 0042",
         "study 1.2.840.10008.20.30.40",
         "dials pacs.ehealth.de",
+        "dials pacs.ehealth.pt",
         "dials pacs.ehealth.example and gate.ehealth.clinic",
         "cannot open file:///data/Mu\u0308ller%20Anna/x",
     ],
@@ -64,6 +65,7 @@ def test_names_paths_keys_and_addresses_are_taken_out(redaction: Redaction, text
         ("2026-11-23T01:10:38.780+00:00", None),
         ("weights/2 of the artifacts", None),
         ("site.toml and journal.db of torch.nn", None),
+        ('weights = "best.pt": missing key fc.weight, as in epoch-3.pt', None),
         ("/var/lib/mhfl/trial/asia/site.toml cannot be read here", "<site>/site.toml cannot be read here"),
     ],
 )

@@ -92,6 +92,17 @@ def test_an_nnunet_folder_has_a_file_a_channel(nnunet: Path, tmp_path: Path, imp
     assert answer["drawn"] is not None
 
 
+def test_a_case_may_end_in_four_digits(nnunet: Path, import_source: Import) -> None:
+    for number in range(4):
+        nifti(nnunet / "labelsTr" / f"amos_000{number}.nii.gz")
+        for channel in ("0000", "0001"):
+            nifti(nnunet / "imagesTr" / f"amos_000{number}_{channel}.nii.gz")
+    for case in ("liver_001", "liver_002"):
+        (nnunet / "labelsTr" / f"{case}.nii.gz").unlink()
+    reasons = {row["reason"] for row in import_source(nnunet, test_share=0.5)["left_out"]}
+    assert reasons == {"no label in labelsTr"}
+
+
 def test_a_label_map_without_image_is_counted(nnunet: Path, import_source: Import) -> None:
     nifti(nnunet / "labelsTr" / "liver_077.nii.gz")
     left_out = import_source(nnunet, test_share=0.5)["left_out"]
