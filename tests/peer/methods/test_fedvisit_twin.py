@@ -131,16 +131,16 @@ def test_the_steps_are_divided_among_the_visitors(make_site: Any) -> None:
     assert [len(site.modes[name]) for name in (DAM, TWIN, ALPHA, GAMMA)] == [5, 5, 3, 2]
 
 
-def test_images_are_compared_by_their_mean_absolute_difference(make_site: Any) -> None:
+def test_numbers_are_compared_by_their_mean_squared_difference(make_site: Any) -> None:
     batch = Batch(IMAGES.images, torch.randn(5, 3, generator=DRAW))
     site = make_site("fedvisit_twin", resnet(0), batch.images, received={"alpha": resnet(1)}, task="number")
     twin, guest = (site.networks[name](batch.images).prediction for name in (TWIN, "alpha"))
     terms = site.terms("train", batch)
     assert {name for name in terms if "from" in name} == {
-        "l1_dam_from_twin", "l1_dam_from_visitor", "l1_twin_from_visitor", "l1_visitor_from_twin",
+        "mse_dam_from_twin", "mse_dam_from_visitor", "mse_twin_from_visitor", "mse_visitor_from_twin",
     }  # fmt: skip
-    assert float(terms["l1_twin_from_visitor"].value.detach()) == pytest.approx(
-        float((twin - guest).abs().mean().detach())
+    assert float(terms["mse_twin_from_visitor"].value.detach()) == pytest.approx(
+        float((twin - guest).square().mean().detach())
     )
 
 
