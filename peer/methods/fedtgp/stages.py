@@ -7,16 +7,15 @@ prototype of each class, :math:`\hat P_c = g(e_c)`, is trained with a margin tha
 
 .. math:: L = \mathrm{CE}(M(x), y) + \lambda\, \mathrm{mean}\, (f - \hat P_y)^2
 
-with d the Euclidean distance, :math:`\bar P_c` the middle of the sites' prototypes of class c, e an embedding, g a
+with d the Euclidean distance, :math:`\bar P_c` the mean of the sites' prototypes of class c, e an embedding, g a
 perceptron with one hidden layer, and f a sample's feature.
 
 Source: Zhang et al. 2024 (FedTGP, AAAI, arXiv 2401.03230), unchecked against its code.
-Differs: there is no server: every site trains :math:`\hat P` of its own on the prototypes of all, from first weights of
-its own, so that those of two sites differ a little. :math:`\bar P_c` is the coordinate-wise median, so that one site of
-three cannot set the margin. A round trains for a fixed number of steps on all prototypes at once, with Adam; there, SGD
-takes 1,000 epochs. The mean over samples and channels of the distance is that of the samples
-whose class has a prototype at some site. Features of different widths are averaged over neighbouring channels to one
-width, as in FedProto here.
+Differs: there is no server: every site trains :math:`\hat P` of its own on the prototypes of all, from first weights
+of its own, so that those of two sites differ a little. A round trains for a fixed number of steps on all prototypes
+at once, with Adam; there, SGD takes 1,000 epochs. The mean over samples and channels of the distance is that of the
+samples whose class has a prototype at some site. Features of different widths are averaged over neighbouring channels
+to one width, as in FedProto here.
 """
 
 from __future__ import annotations
@@ -103,9 +102,9 @@ def gather(tables: Iterable[PrototypeTable]) -> tuple[Tensor, Tensor]:
 
 
 def separation(features: Tensor, classes: Tensor) -> float:
-    """Return the largest distance between the median prototypes of two classes; 0 without two."""
-    medians = [features[classes == number].median(0).values for number in sorted(set(classes.tolist()))]
-    return max((float(distance(one, other)) for one, other in itertools.combinations(medians, 2)), default=0.0)
+    """Return the largest distance between the mean prototypes of two classes; 0 without two."""
+    means = [features[classes == number].mean(0) for number in sorted(set(classes.tolist()))]
+    return max((float(distance(one, other)) for one, other in itertools.combinations(means, 2)), default=0.0)
 
 
 def distance(one: Tensor, other: Tensor) -> Tensor:
