@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, Self
 from cryptography import x509
 
 from peer.audit.evidence_files import EvidenceDocument, read, read_manifest, trust
+from peer.core.kinds import Kind
 from peer.core.messages import Manifest, SignedManifest
-from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError
 from peer.net.transport.bounds import SHOWN_CHARACTERS

@@ -6,8 +6,8 @@ The schedule decides, not the caller's claims.
 from __future__ import annotations
 
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose
+from peer.core.kinds import Kind
 from peer.core.messages import Unavailable
-from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from peer.core.json_codec import LEFT_OUT
+from peer.core.kinds import Kind
 from peer.core.leak import Leak
-from peer.core.plan import Kind
 from peer.core.privacy import Spending
 from peer.core.roster import Sha256, SiteName
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from peer.core import limits
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose, Source
-from peer.core.plan import Kind
+from peer.core.kinds import Kind
 from peer.core.ring import Ring
 from peer.core.roster import Sha256, SiteName
 from peer.core.sum_messages import SumOpening

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from peer.core import liveness
 from peer.core.artifacts import Artifact, Purpose, Source
+from peer.core.kinds import Kind
 from peer.core.liveness import Peers
 from peer.core.messages import Heartbeat, Unavailable
-from peer.core.plan import Kind, Pattern
+from peer.core.plan import Pattern
 from peer.core.roster import SiteName
 from peer.core.rows import ABSENT
 from peer.core.rules import Rules

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict
 
-from peer.core.plan import Kind
+from peer.core.kinds import Kind
 
 Answer = Literal["within", "above", "unknown"]
 Attack = Literal["loss", "likelihood_ratio"]

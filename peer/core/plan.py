@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from peer.core.kinds import KINDS as KINDS
+from peer.core.kinds import Kind as Kind
+
 Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
-Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction", "sums"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "capped", "trimmed_mean", "median"]
 Wire = Literal["float32", "bfloat16"]
@@ -26,7 +28,6 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
-KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype", "prediction", "sums")
 METHOD_KEYS = ("name", "package")
 """Keys of the table ``[method]`` that are not parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Annotated, NotRequired, TypedDict
 
 from peer.core.leak import LeakFacts, contradicts
 
-NORMAL = NormalDist()
 BISECTIONS = 200
 """Halvings of an interval, after which its ends are neighbouring floating-point numbers."""
 EPSILON_MAX = 100.0
@@ -76,7 +74,9 @@ def right_guesses_max(mu: float) -> float:
 
 def detected_max(mu: float, false_positives: float) -> float:
     """Return the largest share of people that an attack recognises at this share of false positives."""
-    return normal_cdf(NORMAL.inv_cdf(false_positives) + mu)
+    from statistics import NormalDist  # here, since to import it takes time, and `status` needs it not
+
+    return normal_cdf(NormalDist().inv_cdf(false_positives) + mu)
 
 
 @dataclass(frozen=True, slots=True)

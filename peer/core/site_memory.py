@@ -18,11 +18,11 @@ from peer.core.metrics import validation_loss
 from peer.core.privacy import SpendingFacts, spending_facts
 from peer.core.roster import Sha256, SiteName
 from peer.core.status_document import BestAndNewestRound, MeasuredLeak
-from peer.core.sum_messages import SumRecord
 from peer.core.sum_rows import SumRow
 
 if TYPE_CHECKING:
     from peer.core.messages import Seen
+    from peer.core.sum_messages import SumRecord
 
 Row = tuple[str, int, Mapping[str, Any]]
 """Kind, round and body of a journal row, as stored; ``peer.core.rows`` has the typed rows."""

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from peer.core.journal_row import OMITTED, JournalRow, frozen_row
 from peer.core.roster import Sha256, SiteName
-from peer.core.sum_messages import (
-    SumAbandoned,
-    SumBound,
-    SumCompleted,
-    SumKeyed,
-    SumMasked,
-    SumMasking,
-    SumOpened,
-    SumOpening,
-    SumRecord,
-)
+
+if TYPE_CHECKING:
+    from peer.core.sum_messages import SumOpening, SumRecord
 
 SumStep = Literal["keyed", "masked", "committed", "opened", "completed", "abandoned"]
 
@@ -53,40 +45,46 @@ class SumRow(JournalRow):
     @classmethod
     def of(cls, round: int, record: SumRecord, *, clipped: int | None = None) -> SumRow:
         """Build the row of a record; ``clipped`` belongs to a ``SumMasking``."""
+        from peer.core import sum_messages  # here, since a command that reads other rows need not wait for it
+
         match record:
-            case SumKeyed(key):
+            case sum_messages.SumKeyed(key):
                 return cls(round, step="keyed", key=key.hex())
-            case SumMasking(keys, masked):
+            case sum_messages.SumMasking(keys, masked):
                 of_keys = {name: key.hex() for name, key in keys.items()}
                 artifact, commitments = masked.artifact, dict(masked.commitments)
                 return cls(
                     round, step="masked", keys=of_keys, artifact=artifact, commitments=commitments, clipped=clipped
                 )
-            case SumBound(contributions):
+            case sum_messages.SumBound(contributions):
                 return cls(round, step="committed", contributions=dict(contributions))
-            case SumOpened():
+            case sum_messages.SumOpened():
                 return cls(round, step="opened")
-            case SumCompleted(openings):
+            case sum_messages.SumCompleted(openings):
                 return cls(round, step="completed", openings={name: _stored(each) for name, each in openings.items()})
-            case SumAbandoned(reason):
+            case sum_messages.SumAbandoned(reason):
                 return cls(round, step="abandoned", reason=reason)
         raise TypeError(f"no row holds a {type(record).__name__}")
 
     def record(self) -> SumRecord:
         """Return the record; raise ``ValueError`` if a key is missing or no hex text."""
+        from peer.core import sum_messages
+
         if self.step == "opened":
-            return SumOpened()
+            return sum_messages.SumOpened()
         if self.step == "keyed" and self.key is not None:
-            return SumKeyed(bytes.fromhex(self.key))
+            return sum_messages.SumKeyed(bytes.fromhex(self.key))
         if self.step == "masked" and None not in (self.keys, self.artifact, self.commitments):
             keys = {name: bytes.fromhex(key) for name, key in (self.keys or {}).items()}
-            return SumMasking(keys, SumMasked(self.artifact or Sha256(""), dict(self.commitments or {})))
+            return sum_messages.SumMasking(
+                keys, sum_messages.SumMasked(self.artifact or Sha256(""), dict(self.commitments or {}))
+            )
         if self.step == "committed" and self.contributions is not None:
-            return SumBound(dict(self.contributions))
+            return sum_messages.SumBound(dict(self.contributions))
         if self.step == "completed" and self.openings is not None:
-            return SumCompleted({name: _opening(each) for name, each in self.openings.items()})
+            return sum_messages.SumCompleted({name: _opening(each) for name, each in self.openings.items()})
         if self.step == "abandoned" and self.reason is not None:
-            return SumAbandoned(self.reason)
+            return sum_messages.SumAbandoned(self.reason)
         raise ValueError(f"a row of the step {self.step!r} lacks a key")
 
 
@@ -95,4 +93,6 @@ def _stored(opening: SumOpening) -> StoredOpening:
 
 
 def _opening(stored: StoredOpening) -> SumOpening:
+    from peer.core.sum_messages import SumOpening
+
     return SumOpening(bytes.fromhex(stored.own), {name: bytes.fromhex(seed) for name, seed in stored.shared.items()})

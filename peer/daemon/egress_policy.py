@@ -7,9 +7,9 @@ from typing import Any
 
 from peer.core import access, limits
 from peer.core.artifacts import Artifact, Purpose
+from peer.core.kinds import Kind
 from peer.core.leak import contradicts, ledger_facts
 from peer.core.machine import SiteMachine
-from peer.core.plan import Kind
 from peer.core.privacy import Spending, auc_max, mu_of, spent_facts
 from peer.core.roster import SiteName
 from peer.daemon.chain_keeper import ChainKeeper

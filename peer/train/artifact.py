@@ -21,8 +21,9 @@ from models.registry import build_head
 from models.spec import HEAD_KEY, remote_spec_problem
 from models.tap import Tapped
 from peer.core.artifacts import Artifact, Source, TensorSpec
+from peer.core.kinds import Kind
 from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
-from peer.core.plan import Kind, Wire
+from peer.core.plan import Wire
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path, write_file
 from peer.train.errors import UnusableConfigurationError, UnusableWeightsError, refuse

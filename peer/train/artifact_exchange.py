@@ -21,8 +21,8 @@ from models.registry import describe_head
 from models.spec import HEAD_KEY
 from models.tap import Tapped
 from peer.core.artifacts import Artifact, Source
+from peer.core.kinds import Kind
 from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
-from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.files import STATISTICS_FILE, artifact_path, write_file
 from peer.methods.method import Method

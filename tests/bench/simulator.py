@@ -31,7 +31,8 @@ from row import KIB_A_MB, Row, below  # noqa: E402
 from fakes.simulated_sites import rules_of  # noqa: E402
 from peer.core import commands, events  # noqa: E402
 from peer.core.artifacts import Artifact  # noqa: E402
-from peer.core.plan import Kind, Plan  # noqa: E402
+from peer.core.kinds import Kind  # noqa: E402
+from peer.core.plan import Plan  # noqa: E402
 from peer.core.roster import RoundKey, Sha256, SiteName  # noqa: E402
 from peer.core.rules import Rules  # noqa: E402
 from peer.lab.experiments.simulated_network import Perform, SimulatedNetwork, SimulatedSite, restore_site  # noqa: E402

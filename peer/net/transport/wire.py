@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from peer.core import limits
 from peer.core.artifacts import PURPOSES, UNMEASURED, EvaluationResult, Purpose, Unmeasured
 from peer.core.class_numbering import DIGEST_BYTES
+from peer.core.kinds import KINDS, Kind
 from peer.core.messages import ChainHead, Heartbeat, Hello, Seen, SignedManifest, SignedRound, Unavailable
-from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.net.transport import amendments
 from peer.net.transport.bounds import (

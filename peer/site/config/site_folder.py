@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +131,8 @@ class SiteFolder:
             former_path = self.control_socket()
             if _is_private(former_path.parent):
                 return former_path
+        import tempfile  # here, since to import it takes time, and only this line needs it
+
         base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         try:
             path = Path(tempfile.mkdtemp(prefix="mhfl-", dir=base)) / "control.sock"

@@ -11,9 +11,10 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from models.spec import LIST_MAX, RANK_MAX, SIZE_MAX
 from peer.core import limits
 from peer.core.artifacts import Artifact
+from peer.core.kinds import Kind
 from peer.core.leak import CHANCE, Leak
 from peer.core.metrics import MetricName
-from peer.core.plan import Kind, Plan
+from peer.core.plan import Plan
 from peer.site.config.toml import (
     Bytes,
     Count,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -371,6 +370,8 @@ class RecentRounds:
         """The median time between two commits; ``None`` before two rounds are committed."""
         if len(self._times_s) < 2:
             return None
+        import statistics  # here, since to import it takes time, and a site without rounds needs it not
+
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(self._times_s))
 
     def left_s(self, rounds: int, *, now_s: float) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 from cryptography import x509
 
 from peer.core import rows, story
-from peer.core.plan import KINDS
+from peer.core.kinds import KINDS
 from peer.core.roster import NO_ROUND_KEY
 from peer.core.status import plan_of
 from peer.core.status_document import SiteStatus

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from peer.core import events
+from peer.core.kinds import KINDS
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
-from peer.core.plan import KINDS
 from peer.core.rules import PaceRules
 from peer.core.status import plan_of, status, waiting_for
 from peer.core.status_document import WAIT_KINDS

@@ -12,9 +12,9 @@ from fakes.core_site import amend
 from peer.core import commands, events
 from peer.core.artifacts import UNMEASURED, EvaluationResult, Purpose
 from peer.core.epochs import Epochs
+from peer.core.kinds import Kind
 from peer.core.messages import Heartbeat, Hello, Seen, Unavailable
 from peer.core.phases import Phase
-from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.core.rules import PaceRules
 from peer.core.state import IllegalTransitionError

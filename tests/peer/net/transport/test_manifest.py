@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from peer.core import limits
 from peer.core.artifacts import DTYPES, Artifact, TensorSpec
+from peer.core.kinds import KINDS
 from peer.core.limits import COUNT_MAX, STEPS_MAX
 from peer.core.messages import Manifest, SignedManifest
-from peer.core.plan import KINDS
 from peer.core.privacy import MU_MAX
 from peer.net.transport.bounds import WireError, tensor_bytes
 from peer.net.transport.header import check_safetensors_header, read_tensors

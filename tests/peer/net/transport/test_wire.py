@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from peer.core import limits
 from peer.core.artifacts import PURPOSES
+from peer.core.kinds import KINDS
 from peer.core.limits import COUNT_MAX
 from peer.core.messages import FEATURES, ChainHead, Heartbeat, Hello, Seen, SignedManifest, SignedRound, Unavailable
-from peer.core.plan import KINDS
 from peer.net.transport import wire
 from peer.net.transport.bounds import WireError
 from peer.pb import peer_pb2 as pb

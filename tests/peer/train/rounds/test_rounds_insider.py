@@ -10,7 +10,7 @@ import torch
 
 from peer.core import events
 from peer.core.artifacts import Artifact
-from peer.core.plan import KINDS
+from peer.core.kinds import KINDS
 from peer.lab.experiments.experiment_tables import Act
 from peer.lab.experiments.insider import Insider, add_trigger, attack_success
 from peer.train.samples import DataSplit

@@ -11,8 +11,8 @@ from typing import Any
 
 from fakes.sites import TRANSFER
 from peer.audit import evidence_files, verification
+from peer.core.kinds import KINDS
 from peer.core.leak import Leak, leak_facts
-from peer.core.plan import KINDS
 from peer.core.privacy import Spending, mu_of, spending_facts
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.aggregate_table import AggregateConfig
