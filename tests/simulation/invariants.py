@@ -130,7 +130,6 @@ class Referee:
     numbers: dict[str, bytes] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     sums: int = 0
-    asked_rounds: dict[tuple[str, str], int] = field(default_factory=dict)
     commits: dict[tuple[str, int], dict[SiteName, Sha256]] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
@@ -414,15 +413,12 @@ class Referee:
             self.require(right, f"{site} trains in round {due} with an artifact of round {round}: {source['fallback']}")
 
     # --- the network ---
-    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
+    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes, request: bytes) -> bytes:
         """A message may leave only after its cause is on disk, and bytes of an artifact after their intent."""
         site, call = self.sites[sender], path.rsplit("/")[-1]
         self.trace(f"{sender} > {receiver} {call} {part} {len(data)}")
         if site.liar is not None:
             data = site.liar.change(receiver, call, part, data)
-            if call == "GetSum" and part == "request":
-                with contextlib.suppress(DecodeError):
-                    self.asked_rounds[(sender, receiver)] = pb.SumRequest.FromString(data).round
             if call == "GetManifest" and part == "answer":
                 with contextlib.suppress(ValueError, DecodeError):
                     self._manifest(sender, receiver, data)
@@ -434,10 +430,8 @@ class Referee:
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, receiver, data)
             self._scheduled(sender, receiver, data)
-        if call == "GetSum" and part == "request":
-            self.asked_rounds[(sender, receiver)] = pb.SumRequest.FromString(data).round
         if call == "GetSum" and part == "answer":
-            self._statements(sender, receiver, data)
+            self._statements(sender, data, pb.SumRequest.FromString(request).round)
         if part == "chunk":
             self.require(receiver not in site.expelled, f"{sender} sends an artifact to {receiver}, which is expelled")
             self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
@@ -445,12 +439,12 @@ class Referee:
             self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
         return data
 
-    def _statements(self, sender: str, receiver: str, data: bytes) -> None:
+    def _statements(self, sender: str, data: bytes, round: int) -> None:
         """An honest site shows one commit of a round's sum for ever, whatever happens to it, and opens for it alone."""
         content = decode_sum_reply(pb.SumReply.FromString(data))
         if isinstance(content, Unavailable) or sender in self.guilty:
             return
-        statements, round = decode_statements(content), self.asked_rounds.get((receiver, sender), 0)
+        statements = decode_statements(content)
         if statements.commit is not None:
             first = self.commits.setdefault((sender, round), dict(statements.commit))
             self.require(first == statements.commit, f"{sender} commits to a second set in round {round}")

@@ -83,9 +83,9 @@ class Network:
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     _dark: dict[str, list[StreamEnd]] = field(default_factory=dict)
 
-    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
-        """The bytes of a message as its receiver reads them."""
-        data = self.observer.message(sender, receiver, path, part, data)
+    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes, request: bytes = b"") -> bytes:
+        """The bytes of a message as its receiver reads them; ``request`` is what it answers."""
+        data = self.observer.message(sender, receiver, path, part, data, request)
         for program in (self.program(sender), self.program(receiver)):
             if program is not None:
                 data = program.read(path, data)
@@ -246,7 +246,7 @@ class SimulatedContext:
 
     def leave(self, part: str, data: bytes) -> bytes:
         call = self._call
-        return self._network.message(call.callee, call.caller, call.path, part, data)
+        return self._network.message(call.callee, call.caller, call.path, part, data, call.request)
 
     async def write(self, message: bytes) -> None:
         """Send a chunk; waits while the receiver has not taken what was sent before."""
@@ -266,7 +266,7 @@ class SimulatedContext:
 
 @dataclass
 class Call:
-    """One call: its ends, the caller's certificate, and the connection, where that runs through a relay."""
+    """One call: its ends, certificate, request as it arrives, and connection, where that runs through a relay."""
 
     network: Network
     caller: str
@@ -274,6 +274,7 @@ class Call:
     path: str
     pem: bytes
     tunnel: Tunnel | None
+    request: bytes = b""
 
     async def carry(self, *, forth: bool) -> None:
         """Wait as long as a message takes; ``Failed`` where it is lost."""
@@ -344,7 +345,7 @@ class SimulatedChannel:
         try:
             async with asyncio.timeout(timeout):
                 server, call = await self._connect(path)
-                data = network.message(caller, callee, path, "request", data)
+                data = call.request = network.message(caller, callee, path, "request", data)
                 await call.carry(forth=True)
                 self._check(server)
                 if network.link(caller, callee).repeat > network.rng.random():
@@ -377,7 +378,7 @@ class SimulatedChannel:
     async def _stream(self, path: str, data: bytes) -> AsyncIterator[bytes]:
         caller, callee, network = self._process.site, self._name, self._network
         server, call = await self._connect(path)
-        data = network.message(caller, callee, path, "request", data)
+        data = call.request = network.message(caller, callee, path, "request", data)
         await call.carry(forth=True)
         self._check(server)
         context = SimulatedContext(call)
