@@ -18,7 +18,7 @@ from typing import Any
 # The hyper-parameters of each network in models.MODELS. A name means the same in all networks:
 # width is the channels of the first stage, projection the features that the head takes (None: those
 # of the last stage), norm the kind of its norms, depth a U-Net's halvings of the grid, scale
-# super-resolution's enlargement.
+# super-resolution's enlargement, side the sides of the large image, whatever the small one's.
 _CLASSIFIER = frozenset({"width", "projection"})
 _WITH_NORM = _CLASSIFIER | {"norm"}
 _RESNET = _WITH_NORM | {"stem_stride", "max_pool"}
@@ -59,7 +59,7 @@ HYPER: dict[str, frozenset[str]] = {
     "srresnet18": _SUPER_RESOLUTION | {"norm"},
     "srresnet12": _SUPER_RESOLUTION | {"norm"},
     "srresnet6": _SUPER_RESOLUTION | {"norm"},
-    "srcnn": _SUPER_RESOLUTION,
+    "srcnn": _SUPER_RESOLUTION | {"side"},
     "messenger_classification": frozenset({"width", "norm"}),
     "messenger_segmentation": frozenset({"width"}),
     "messenger_time_series": frozenset({"width", "norm"}),
@@ -297,7 +297,7 @@ def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
             if type(value) is not type(choices[0]) or value not in choices:
                 *some, last = map(json.dumps, choices)
                 return f"{key} must be {', '.join(some)} or {last}, not {value!r}"
-        elif key == "projection" and value is None:
+        elif key in ("projection", "side") and value is None:
             continue
         elif type(value) is not int or value < 1:
             return f"{key} must be a whole number from 1 on, not {value!r}"

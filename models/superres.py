@@ -82,13 +82,15 @@ class SRCNN(Network):
     Differs: padding keeps the grid. The cubic interpolation, which PyTorch has in 2-D alone, is
         linear in 1-D and 3-D.
     Shapes: ``x (b, in_channels, *space)``, the small image, any space of at least 1; taps
-        ``(b, width, *(scale * space))`` and ``(b, width // 2, *(scale * space))``; bottleneck and
-        penultimate the second of them; prediction ``(b, classes, *(scale * space))``, an image
-        whose channels are ``classes``.
+        ``(b, width, *large)`` and ``(b, width // 2, *large)`` with ``large = scale * space``, or
+        ``side`` in each dimension; bottleneck and penultimate the second of them; prediction
+        ``(b, classes, *large)``, an image whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
         width: features of the first convolution, twice those of the second.
         scale: enlargement factor of the sides: 2, 4 or 8.
+        side: the sides of the large image, in place of ``scale``: one network for sites that
+            enlarge by different factors.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, the scale is another, or
@@ -102,8 +104,9 @@ class SRCNN(Network):
 
     head_name = "last"
 
-    def __init__(self, *, width: int = 64, scale: int = 4, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "scale": scale}, **sizes)
+    def __init__(self, *, width: int = 64, scale: int = 4, side: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        enlargement = {"scale": scale} if side is None else {"side": side}
+        super().__init__(hyper={"width": width, **enlargement}, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         self.stages = nn.ModuleList(
             (
@@ -116,7 +119,11 @@ class SRCNN(Network):
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)
-        enlarged = F.interpolate(x, scale_factor=self.spec["hyper"]["scale"], mode=self.interpolation)
+        hyper = self.spec["hyper"]
+        size = (
+            [hyper["side"]] * (x.ndim - 2) if "side" in hyper else [hyper["scale"] * length for length in x.shape[2:]]
+        )
+        enlarged = F.interpolate(x, size=size, mode=self.interpolation)
         taps = run_stages(self.stages, enlarged)
         return Output(self.last(taps[-1]), tuple(taps), taps[-1], taps[-1])
 

@@ -18,6 +18,16 @@ def test_every_scale(name, scale, dims):
     assert output.penultimate.shape[2:] == output.prediction.shape[2:]
 
 
+def test_one_srcnn_enlarges_to_a_side_whatever_the_factor():
+    model = create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, side=16)
+    by_scale = create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)
+    by_scale.load_state_dict(model.state_dict())
+    x = torch.rand(1, 1, 8, 8)
+    assert torch.equal(model(x).prediction, by_scale(x).prediction)
+    assert model(torch.rand(1, 1, 2, 2)).prediction.shape == (1, 1, 16, 16)
+    assert model.spec["hyper"] == {"width": 4, "side": 16}
+
+
 @pytest.mark.parametrize(("name", "blocks"), [("srresnet18", 18), ("srresnet12", 12), ("srresnet6", 6)])
 @pytest.mark.parametrize(("scale", "shuffles"), [(2, 1), (4, 2), (8, 3)])
 def test_the_size_of_each_depth_and_scale(name, blocks, scale, shuffles):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, create_model, model_validator
 
-from models.spec import HYPER
 from peer.core import limits, roster
 from peer.core.epochs import PaceRules
 from peer.core.limits import CONTACT_CHARACTERS_MAX
@@ -37,7 +36,7 @@ from peer.site.config.site_tables import (
     ReferenceConfig,
     TrainingConfig,
 )
-from peer.site.config.task_table import TaskConfig, geometry_problems, sampling_problems, table_problems
+from peer.site.config.task_table import TaskConfig, geometry_problems, sampling_problems, scale_problems, table_problems
 from peer.site.config.toml import (
     Addresses,
     Count,
@@ -555,28 +554,13 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
     metrics = METRICS_OF[federation.task.objective]
     if site.reference is not None and site.reference.metric not in metrics:
         problems.append(f"reference.metric: {federation.task.objective} has {', '.join(metrics)}")
-    problems += _scale_problems(federation.task.kind, site)
+    problems += scale_problems(federation.task.kind, site.data, site.model)
     problems += geometry_problems(federation.task, site.data)
     problems += [*_supervision_problems(federation, site.training), *sampling_problems(federation.task, site.training)]
     if federation.noise is not None:
         problems += site_noise_problems(site.egress, site.training, site.model, plan)
     if problems:
         toml.refuse(site.where, sorted(problems))
-
-
-def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
-    """Problems with the keys that only super-resolution has."""
-    data, model = site.data, site.model
-    if kind != "super_resolution":
-        if data.scale is not None:
-            yield f"data.scale: {kind} has none; leave it out"
-        return
-    if data.normalise != "none":
-        yield f"data.normalise: {data.normalise} would part an image from its target; super-resolution takes none"
-    if data.scale is None:
-        yield "data.scale: super-resolution needs 2, 4 or 8"
-    elif "scale" in HYPER.get(model.name, ()) and model.parameters.get("scale") != data.scale:
-        yield f"model.parameters.scale: {model.name} must have {data.scale}, as [data] scale has"
 
 
 def _supervision_problems(federation: FederationConfig, training: TrainingConfig) -> Iterator[str]:

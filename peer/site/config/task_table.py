@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from models.spec import HYPER
 from peer.core import limits
 from peer.core.columns import TableColumn, count_channels
 from peer.core.targets import Target, TargetKind
 from peer.core.tasks import CLASSIFYING, objective_of
-from peer.site.config.site_tables import DataConfig, TrainingConfig
+from peer.site.config.site_tables import DataConfig, ModelConfig, TrainingConfig
 from peer.site.config.toml import Count, Loose, Positive, StrictTable, key_problem, suggestion
 from peer.site.config.value_types import Finite, Text
 
@@ -222,3 +223,21 @@ def geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
             yield "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"
         if data.nan is not None:
             yield "data.nan: super-resolution would learn the filled places; leave it out"
+
+
+def scale_problems(kind: str, data: DataConfig, model: ModelConfig) -> Iterator[str]:
+    """Problems with the keys that only super-resolution has."""
+    if kind != "super_resolution":
+        if data.scale is not None:
+            yield f"data.scale: {kind} has none; leave it out"
+        return
+    if data.normalise != "none":
+        yield f"data.normalise: {data.normalise} would part an image from its target; super-resolution takes none"
+    if data.scale is None:
+        yield "data.scale: super-resolution needs 2, 4 or 8"
+        return
+    large, side = {data.scale * length for length in data.input_size}, model.parameters.get("side")
+    if side is not None and large != {side}:
+        yield f"model.parameters.side: [data] scale times [data] input_size is {sorted(large)}"
+    elif side is None and "scale" in HYPER.get(model.name, ()) and model.parameters.get("scale") != data.scale:
+        yield f"model.parameters.scale: {model.name} must have {data.scale}, as [data] scale has"

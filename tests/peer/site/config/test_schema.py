@@ -397,7 +397,14 @@ LARGER = task(kind="super_resolution", classes=1)
 SMALLER = {"data": {"input_size": [8] * 3, "scale": 2}}
 
 
-@pytest.mark.parametrize("model", [{"name": "srcnn", "parameters": {"scale": 4}}, {"name": "a.b:C"}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "srcnn", "parameters": {"scale": 4}},
+        {"name": "srcnn", "parameters": {"side": 32}},
+        {"name": "a.b:C"},
+    ],
+)
 def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> None:
     config = site(tmp_path, data={"input_size": [8] * 3, "scale": 4}, model=model)
     check_site(federation(**LARGER), config, "europe")
@@ -443,6 +450,9 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
          r"model.parameters.scale: srcnn must have 2, as \[data\] scale has"),
         (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn", "parameters": {"scale": 4}}},
          "model.parameters.scale: srcnn must have 2"),
+        (LARGER, {"data": {"input_size": [8, 8, 4], "scale": 2},
+          "model": {"name": "srcnn", "parameters": {"side": 16}}},
+         r"model.parameters.side: \[data\] scale times \[data\] input_size is \[8, 16\]"),
     ],
 )  # fmt: skip
 def test_sites_that_do_not_fit(
