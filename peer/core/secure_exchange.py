@@ -17,7 +17,7 @@ from peer.core.exchange import SLOW_FACTOR
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
-from peer.core.secure_sum import FORGETFUL, TAKES_NO_PART, SecureSum
+from peer.core.secure_sum import FORGETFUL, OTHER_SEED, TAKES_NO_PART, SecureSum
 from peer.core.state import SiteState
 from peer.core.sum_messages import (
     MaskInput,
@@ -215,6 +215,7 @@ def _carry_out(site: SiteState, wait: SumWait, decisions: Iterable[SumDecision])
             case MaskInput(keys):
                 _order_masking(site, wait, keys)
             case NamePeer(name, reason, guilty):
+                guilty = guilty and (reason != OTHER_SEED or _was_earlier(site, name, wait.round))
                 if guilty:
                     site.report_fault(name, reason)
                 away = "declined" if reason == TAKES_NO_PART else "unused"
@@ -245,7 +246,12 @@ def _follows(site: SiteState, name: SiteName, round: int) -> bool:
 
     Only a later generation must ask: an earlier one may have committed with that member to another set.
     """
-    return site.memory.generation == 1 or site.first_told.get(name, round) < round
+    return site.memory.generation == 1 or _was_earlier(site, name, round)
+
+
+def _was_earlier(site: SiteState, name: SiteName, round: int) -> bool:
+    """Return whether a member has told an earlier round since this process began: it knows no older key of this one."""
+    return site.first_told.get(name, round) < round
 
 
 def _order_total(site: SiteState, wait: SumWait, ready: SumReady) -> None:

@@ -56,6 +56,8 @@ MEMBERS_MIN = 3
 
 TAKES_NO_PART = "takes no part"
 FORGETFUL = "this site was restored, and may have committed to another set before"
+OTHER_SEED = "committed to another seed than that of the two keys"
+"""The member lies, or this site has forgotten the key that it showed the member: its folder is an older copy."""
 
 
 def members_min(members: int, colluders: int) -> int:
@@ -269,7 +271,7 @@ class SecureSum:
             if self.site not in theirs:
                 self._drop(name, "masked without this site's key")
             elif theirs[self.site] != own:
-                self._refuse(name, "committed to another seed than that of the two keys")
+                self._refuse(name, OTHER_SEED)
         self._agree()
 
     def _agree(self) -> None:

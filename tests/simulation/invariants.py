@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from peer.core import commands, events, exchange
 from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
+from peer.core.secure_sum import OTHER_SEED
 from peer.core.site_memory import Row
 from peer.net.transport import wire
 from peer.net.transport.manifest import decode_manifest, verify_manifest
@@ -297,7 +298,7 @@ class Referee:
         does not have it, or pins another key of it. Of two origins of one artifact both are named.
         """
         self.refused.setdefault(origin, []).append(reason)
-        restored = origin in self.restored_sites and reason.startswith((*SECOND_ARTIFACT, TWO_KEYS))
+        restored = origin in self.restored_sites and reason.startswith((*SECOND_ARTIFACT, TWO_KEYS, OTHER_SEED))
         keeper = self.sites[origin].keeper
         shut_out = reason.startswith(repr(site.name)) and keeper is not None and site.name not in keeper.callers
         switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)

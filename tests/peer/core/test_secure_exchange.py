@@ -155,6 +155,23 @@ def test_a_site_that_forgot_rounds_sits_out_those_that_it_may_have_been_in(fresh
     assert not refusals(run)
 
 
+def test_a_site_whose_folder_is_an_older_copy_blames_nobody_for_the_key_that_it_forgot() -> None:
+    """No peer has seen an artifact of it, so it cannot notice; the others have masked with its former key."""
+    run = run_sums()
+    run.run(until=lambda: "masked" in steps(run, "america", 1))
+    machine = run.machines[SiteName("asia")]
+    run.kill("asia")
+    assert "keyed" in steps(run, "asia", 1)
+    machine.rows = []
+    machine.secrets.clear()
+    run.at(1.0, lambda: run.start("asia"))
+    run.run(until=run.finished)
+    assert "keyed" in steps(run, "asia", 1)
+    named = {kind: body["origin"] for kind, _, body in machine.rows if kind == "refused"}
+    assert not named
+    assert "asia" in contributors(run, "europe")[1]
+
+
 def test_a_site_that_is_expelled_during_a_sum_is_waited_for_no_longer() -> None:
     run = run_sums(FIVE)
     run.run(until=lambda: all("keyed" in steps(run, name, 2) for name in FIVE))
