@@ -29,6 +29,7 @@ MODULES = (
     "many",
     "memory",
     "epochs",
+    "leak",
     "status",
     "gpu",
 )

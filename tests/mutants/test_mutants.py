@@ -117,6 +117,7 @@ def outcomes(path: Path) -> dict[str, tuple[str, str]]:
     return {record["after"].strip(): (record["outcome"], record["nodeid"]) for record in json.loads(path.read_text())}
 
 
+@pytest.mark.e2e
 def test_what_a_test_notices_is_killed_and_an_interrupted_run_goes_on(project: Path, tmp_path: Path) -> None:
     notes, out, program = tmp_path / "notes", tmp_path / "out.json", Program(project, PACKAGES)
     table = run(project, "contexts", "--out", notes, status=1)

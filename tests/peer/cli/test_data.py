@@ -81,6 +81,7 @@ def test_prepare_needs_a_folder_that_is_empty(name: str, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.e2e
 @pytest.mark.data
 @pytest.mark.parametrize(("arguments", "shown"), [(["--json"], '"label_is": "synthetic"'), ([], "synthetic")])
 def test_prepare_shows_its_summary(tmp_path: Path, arguments: list[str], shown: str) -> None:
@@ -90,6 +91,7 @@ def test_prepare_shows_its_summary(tmp_path: Path, arguments: list[str], shown: 
     assert (tmp_path / "out" / "west-us" / "datalist.json").is_file()
 
 
+@pytest.mark.e2e
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("arguments", "shown"),

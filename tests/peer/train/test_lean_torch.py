@@ -9,6 +9,8 @@ TRAIN = """
 import sys
 import torch
 import peer.train.trainer
+import pytest
+
 from peer.core.plan import Work
 from peer.train.device import make_reproducible
 from peer.train.optimiser import adam
@@ -41,6 +43,7 @@ print(torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.__file__ is n
 """
 
 
+@pytest.mark.e2e
 def test_training_loads_neither_the_compiler_nor_monai_and_a_network_compiles_after_it_as_ever() -> None:
     command = [sys.executable, "-c", TRAIN + UNLOADED + COMPILED]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
