@@ -342,10 +342,10 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
         if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
             raise ValueError(f"holds {frames} frames; write a file a picture")
         turned = image.getexif().get(ORIENTATION_TAG, 1)
-        notes = (f"is turned as its EXIF tag {turned} says: see that its label map is, too",) if turned > 1 else ()
+        notes = [f"is turned as its EXIF tag {turned} says: see that its label map is, too"] if turned > 1 else []
         across, down = map(float, next(filter(None, map(image.info.get, DENSITIES)), (1, 1)))
         if across > 0 < down and not math.isclose(across, down, rel_tol=SQUARE_TOLERANCE):
-            notes += (f"says that its pixels are not square ({across:g} to {down:g} a length), which is not applied",)
+            notes.append(f"says that its pixels are not square ({across:g} to {down:g} a length), which is not applied")
         pages, headers = 1, {_describe_page(image, is_label_map)}
         while image.format == "TIFF" and _has_page(image, pages):
             pages += 1
@@ -375,7 +375,7 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
             return np.stack(slices, axis=-1)
 
     space = (rows, columns) if pages == 1 else (columns, rows, pages)
-    return StoredImage(space, channels, depth, read, notes=notes)
+    return StoredImage(space, channels, depth, read, notes=tuple(notes))
 
 
 def _has_page(image: Any, page: int) -> bool:
