@@ -160,4 +160,6 @@ def _cells(row: Mapping[str, Any]) -> list[output.RenderableType]:
 
 
 def _room(room: Mapping[str, Any] | None) -> str:
-    return "-" if room is None else "hardly any" if room["share"] is None else f"{room['share']:.0%}"
+    if room is None or room["share"] is None:
+        return "-" if room is None else "hardly any"
+    return "below alone" if room["share"] < 0 else f"{room['share']:.0%}"

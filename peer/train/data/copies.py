@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from peer.train.data.datalist import Datalist, Sample
 from peer.train.data.file_names import named
@@ -30,9 +34,16 @@ def same_content(paths: Iterable[Path]) -> list[list[Path]]:
     return list(contents.values())
 
 
-def copy_problems(listed: Datalist) -> list[str]:
+def digest_values(values: NDArray[Any]) -> str:
+    """Return a digest of an image's values that is the same in each container, type and order of bytes."""
+    plain = np.ascontiguousarray(values.squeeze(), dtype="<f4")
+    return hashlib.sha256(repr(plain.shape).encode() + plain.data).hexdigest()
+
+
+def copy_problems(listed: Datalist, values: Mapping[Path, str] | None = None) -> list[str]:
     """Find copies of an image that are in training and in test, or that have different labels; one line per kind.
 
+    With the digests of their values, copies in another container are found, too; an image without one is no copy.
     Returns nothing if a file cannot be read: its reader names it.
     """
     samples: dict[Path, Sample] = {}
@@ -41,7 +52,7 @@ def copy_problems(listed: Datalist) -> list[str]:
     tested = {path for sample in listed.test for path in sample.images}
     leaked, contradicted = [], []
     try:
-        groups = same_content(samples)
+        groups = same_content(samples) if values is None else _alike(values)
     except OSError:
         return []
     for paths in groups:
@@ -58,6 +69,13 @@ def copy_problems(listed: Datalist) -> list[str]:
     if contradicted:
         lines.append(f"images with the same content have different labels: {named(contradicted)}; keep one of each")
     return lines
+
+
+def _alike(values: Mapping[Path, str]) -> list[list[Path]]:
+    groups: dict[str, list[Path]] = {}
+    for path, digest in values.items():
+        groups.setdefault(digest, []).append(path)
+    return list(groups.values())
 
 
 def _label(sample: Sample) -> int | None:

@@ -27,6 +27,7 @@ from pydicom.uid import RLELossless
 
 from peer.errors import ConfigError
 from peer.extras import install_remedy
+from peer.train.data.dicom_notes import notes_of
 from peer.train.data.real_world_values import MAPPING, RealWorldMapping, read_mapping, read_relationship
 
 Vector: TypeAlias = NDArray[Any]
@@ -49,7 +50,8 @@ VALUE_FIELDS = (
 """Fields that change the meaning of stored values: either all slices of a volume have such a field, or none."""
 
 SHAPE_FIELDS = ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation")
-SERIES_FIELDS = ("PatientID", "FrameOfReferenceUID", "RescaleType", "Units", "DoseUnits")
+UNIT_FIELDS, UNIT_KINDS = ("RescaleType", "Units", "DoseUnits"), ("SUVType", "DecayCorrection")
+SERIES_FIELDS = ("PatientID", "FrameOfReferenceUID", *UNIT_FIELDS, *UNIT_KINDS)
 """Fields that all slices of a volume have alike, the second ones where a slice has them."""
 PERSONAL = frozenset({"PatientID"})
 
@@ -100,6 +102,7 @@ class DicomImage:
     doubts: tuple[str, ...]
     relationship: str = ""
     unit: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +167,13 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     depth = f"{sign}{header.get('BitsAllocated', 16)}"
     channels = _channels(header, is_label_map)
     mapping = planes[0].mapping
-    unit = mapping.unit if mapping else str(next(filter(None, map(header.get, SERIES_FIELDS[2:])), ""))
+    stated = [next(filter(None, map(header.get, UNIT_FIELDS)), ""), *map(header.get, UNIT_KINDS)]
+    unit = mapping.unit if mapping else " ".join(map(str, filter(None, stated)))
     (relationship,) = relationships
     return DicomImage(
-        space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts, relationship, unit
-    )
+        space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts, relationship, unit,
+        tuple(notes_of(header)),
+    )  # fmt: skip
 
 
 def storage_class(header: Any) -> str:

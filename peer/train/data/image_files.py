@@ -65,6 +65,10 @@ OTHER_NAMES = {
 """Key -> names of arrays that are not what is asked for, even if a file has no other."""
 ORIENTATION_TAG, PHOTOMETRIC_TAG, WHITE_IS_0 = 274, 262, 0
 """Numbers of tags, which TIFF and EXIF share, and a value of the second."""
+DENSITIES, SQUARE_TOLERANCE = ("dpi", "jfif_density", "aspect", "resolution"), 0.01
+"""Pillow's names for pixels a length, across and down; the share by which they may differ."""
+STORED_STEPS = {"L;2": 85, "L;4": 17}
+"""Pillow's name for grey of 2 and 4 bits -> how far apart it puts neighbouring values of the file."""
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
 
@@ -338,7 +342,10 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
         if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
             raise ValueError(f"holds {frames} frames; write a file a picture")
         turned = image.getexif().get(ORIENTATION_TAG, 1)
-        notes = (f"is turned as its EXIF tag {turned} says: see that its label map is, too",) if turned > 1 else ()
+        notes = [f"is turned as its EXIF tag {turned} says: see that its label map is, too"] if turned > 1 else []
+        across, down = map(float, next(filter(None, map(image.info.get, DENSITIES)), (1, 1)))
+        if across > 0 < down and not math.isclose(across, down, rel_tol=SQUARE_TOLERANCE):
+            notes.append(f"says that its pixels are not square ({across:g} to {down:g} a length), which is not applied")
         pages, headers = 1, {_describe_page(image, is_label_map)}
         while image.format == "TIFF" and _has_page(image, pages):
             pages += 1
@@ -368,7 +375,7 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
             return np.stack(slices, axis=-1)
 
     space = (rows, columns) if pages == 1 else (columns, rows, pages)
-    return StoredImage(space, channels, depth, read, notes=notes)
+    return StoredImage(space, channels, depth, read, notes=tuple(notes))
 
 
 def _has_page(image: Any, page: int) -> bool:
@@ -382,8 +389,7 @@ def _has_page(image: Any, page: int) -> bool:
 
 def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
     """Return rows, columns, channels and the values' type; raise ``ValueError`` if pillow would lose values."""
-    raw = image.tile[0][3] if image.tile else ""
-    raw = raw if isinstance(raw, str) else str(raw[0]) if raw else ""
+    raw = _raw_mode(image)
     if ";16" in raw and not image.mode.startswith("I"):
         raise ValueError(f"has colours of 16 bits ({raw}), of which pillow keeps 8; save it as .npy, channels first")
     if image.mode in COLOUR_SPACES:
@@ -401,6 +407,12 @@ def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
     return rows, columns, 1 if grey else 3, tiff_files.sample_type(image) or depth
 
 
+def _raw_mode(image: Any) -> str:
+    """Return pillow's name for how the file packs its values; empty if it has none."""
+    raw = image.tile[0][3] if image.tile else ""
+    return raw if isinstance(raw, str) else str(raw[0]) if raw else ""
+
+
 def _has_grey_palette(image: Any) -> bool:
     palette = np.asarray(image.getpalette("RGB")).reshape(-1, 3)
     return bool((palette == palette[:, :1]).all())
@@ -410,6 +422,7 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     """Return the values ``(c, rows, columns)``: upright, with the palette's colours and without alpha."""
     from PIL import ImageOps
 
+    step = STORED_STEPS.get(_raw_mode(image), 1) if is_label_map else 1
     grey = _describe_page(image, is_label_map)[2] == 1
     inverted = (
         image.mode.startswith("I;16") and image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC_TAG) == WHITE_IS_0
@@ -434,11 +447,12 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
         values = values.view(sample_type)
     if inverted:  # TIFF's white is 0: pillow turns 1 and 8 bits around, but not 16
         values = np.iinfo(np.uint16).max - values
-    return np.moveaxis(values, -1, 0)
+    return np.moveaxis(values // step if step > 1 else values, -1, 0)
 
 
 def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
     from peer.train.data.dicom_files import open_dicom
+    from peer.train.data.dicom_notes import is_hidden_slice
 
     image = open_dicom(path, is_label_map=is_label_map)
     affine, is_volume = image.affine, len(image.space) > 2
@@ -446,9 +460,12 @@ def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
     if spacing is not None and not is_volume:
         spacing = spacing[1::-1]  # rows, columns
     notes = _notes_of_angles(affine) if affine is not None and is_volume else ()
-    folders = sorted(part.name for part in path.iterdir() if part.is_dir()) if path.is_dir() else []
-    if folders:
+    parts = sorted(path.iterdir()) if path.is_dir() else []
+    if folders := [part.name for part in parts if part.is_dir()]:
         notes += (f"holds folders beside its slices ({named(folders)}), which are not read",)
+    if hidden := [part.name for part in parts if is_hidden_slice(part)]:
+        notes += (f"holds hidden DICOM files ({named(hidden)}), which are not read",)
+    notes += image.notes
     return StoredImage(
         image.space, image.channels, image.depth, image.read, affine, spacing, image.doubts if is_volume else (), notes,
         relationship=image.relationship, unit=image.unit,

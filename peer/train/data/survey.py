@@ -17,7 +17,7 @@ from peer.core.targets import CLASS, Target
 from peer.documents.commands import DatalistSurvey, SplitSurvey
 from peer.errors import ConfigError
 from peer.train.data.consistency import Consistency, distance_of, turn_like
-from peer.train.data.copies import copy_problems
+from peer.train.data.copies import copy_problems, digest_values
 from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist
 from peer.train.data.file_names import named
 from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values
@@ -109,9 +109,11 @@ def survey(
         path, root=root, task=task, classes=classes, class_names=class_names, columns=columns, target=target
     )
     faults, consistency = _Faults(), Consistency()
+    digests: dict[Path, str] = {}
     samples = (*listed.training, *listed.test)
     splits = {
-        split: _describe(listed, split, task, classes, faults, consistency, whole=whole, nan=nan) for split in SPLITS
+        split: _describe(listed, split, task, classes, faults, consistency, digests, whole=whole, nan=nan)
+        for split in SPLITS
     }
     return {
         "datalist": str(path),
@@ -126,7 +128,7 @@ def survey(
             *listed.problems,
             *faults.problems(task, classes),
             *consistency.problems(),
-            *(copy_problems(listed) if whole else ()),
+            *(copy_problems(listed, digests) if whole else ()),
         ],
         "warnings": [
             *listed.notes,
@@ -164,6 +166,7 @@ def _describe(
     classes: int | None,
     faults: _Faults,
     consistency: Consistency,
+    digests: dict[Path, str],
     *,
     whole: bool,
     nan: str | None,
@@ -180,6 +183,8 @@ def _describe(
             try:
                 images[path] = image = open_image(path)
                 values = read_values(path, image, nan=nan) if whole else None
+                if values is not None:
+                    digests[path] = digest_values(values)
                 if values is not None and nan is not None and not (values := values[~np.isnan(values)]).size:
                     raise ValueError("holds NaN alone")
             except ValueError as error:

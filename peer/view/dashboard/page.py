@@ -178,13 +178,19 @@ def _room(overview: FederationOverview) -> PageTable:
             row["site"],
             metric_title(room["metric"]),
             *(f"{room[key]:.3f}" for key in ("alone", "value", "pooled")),
-            "hardly any room" if room["share"] is None else Bar(room["share"]),
+            _share(room["share"]),
         )
         for row in overview["sites"]
         if (room := row["room"]) is not None
     ]
     columns = ("site", "on its own test data", "alone", "now", "pooled", "of the room")
     return PageTable(columns, rows, numbers=["alone", "now", "pooled"])
+
+
+def _share(share: float | None) -> Bar | str:
+    if share is None:
+        return "hardly any room"
+    return Bar(share) if share >= 0 else "below training alone"
 
 
 def _curves(sites: Sequence[SiteSnapshot]) -> dict[str, object]:

@@ -34,6 +34,8 @@ def test_the_overview_shows_how_much_of_its_room_a_site_has_taken(enrolled: Loca
     shown = run("overview").stdout
     assert "of room" in shown
     assert "50%" in shown
+    append_rows(folder, ("evaluated", 3, {"metrics": {"auc": 0.4}}))
+    assert "below alone" in run("overview").stdout
 
 
 def test_of_one_site_the_overview_is_that_sites_view() -> None:

@@ -20,6 +20,7 @@ from pydicom.errors import InvalidDicomError
 
 from peer.errors import DataError, DiskError, UsageError
 from peer.train.data.dicom_files import named_like, storage_class
+from peer.train.data.dicom_notes import is_hidden_slice
 from peer.train.data.file_names import named
 from peer.train.data.importers.candidates import Candidate, ImportOptions, SourceContent
 from peer.train.data.importers.table_source import SampleTable, read_table
@@ -153,8 +154,10 @@ def _read_tree(
     files: dict[Path, str] = {}
     without_pixels: dict[Path, pydicom.Dataset] = {}
     broken: list[Path] = []
-    for path in sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")):
-        if path.name.upper() == "DICOMDIR":
+    for path in sorted(filter(Path.is_file, source.rglob("*"))):
+        if is_hidden_slice(path):
+            content.left_out.add("hidden file: its name begins with a dot", str(path))
+        if path.name.startswith(".") or path.name.upper() == "DICOMDIR":
             continue
         owner = ""
         try:
@@ -308,6 +311,13 @@ def _add_notes(content: SourceContent, series: Iterable[DicomSeries], options: I
     if several and options.series is None and not options.each_image:
         most = max(subjects.values())
         content.notes.append(f"{len(several)} patients have several series, up to {most}: choose with --series 'TEXT*'")
+    captures = [one for one in series if f"{one.storage_class}.".startswith(f"{SECONDARY_CAPTURE}.")]
+    if captures and options.series is None:
+        kinds = ", ".join(sorted({one.modality or "no modality" for one in captures}))
+        content.notes.append(
+            f"{len(captures)} series are secondary captures ({kinds}), which may show a report or a screen: look at "
+            "them with `data inspect --out sheet.html`, or choose with --series 'TEXT*'"
+        )
     projections = sum(one.modality in PROJECTIONS and len(one.instances) > 1 for one in series)
     if projections and not options.each_image:
         content.notes.append(

@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -352,6 +353,18 @@ def test_a_phantom_is_read_as_painted_or_refused(tmp_path: Path, case: Case) -> 
     assert np.array_equal(image.values.numpy(), expected.reshape(image.values.shape).astype(np.float32))
     if path.suffix in (".nii", ".gz", "") or "frames" in case.file:
         assert image.spacing == pytest.approx(SPACING)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_a_grey_label_map_of_few_bits_has_the_values_of_its_file(tmp_path: Path, bits: int) -> None:
+    values = (np.arange(16) % (1 << bits)).astype(np.uint8).reshape(2, 8)
+    rows = np.packbits(np.unpackbits(values[..., None], axis=-1)[..., -bits:].reshape(2, -1), axis=-1)
+    chunks = (b"IHDR" + struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0),)
+    chunks += (b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)), b"IEND")
+    parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in chunks]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    read = read_values(tmp_path / "a.png", open_image(tmp_path / "a.png", key="label"))
+    assert np.array_equal(read[0], values)
 
 
 @pytest.mark.parametrize("codes", ["LPS", "PIR"])

@@ -7,6 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom.datadict import dictionary_VR
 
 from fakes import phantoms
 from peer.train.data.copies import copy_problems
@@ -121,7 +122,8 @@ def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
 
 def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:
     path = images / "datalist.json"
-    write_nifti(images / "copy.nii", (3, 4, 5))
+    other = np.arange(1, 61, dtype=np.float32).reshape(3, 4, 5)
+    nibabel.save(nibabel.Nifti1Image(other, np.eye(4)), images / "copy.nii")
     nibabel.save(
         nibabel.Nifti1Image(np.arange(120, dtype=np.float32).reshape(3, 4, 5, 2), np.eye(4)), images / "two.nii"
     )
@@ -342,6 +344,23 @@ def test_copies_in_both_splits_or_with_two_labels_are_problems(tmp_path: Path) -
     assert survey(path, task="time_series")["problems"] == []
 
 
+def test_a_copy_in_another_container_or_type_is_a_copy(tmp_path: Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    np.savez(tmp_path / "0.npz", pixels[None].astype(">f8"))
+    for name in ("0.png", "1.tif"):
+        Image.fromarray(pixels + int(name[0])).save(tmp_path / name)
+    Image.fromarray(pixels + 1).save(tmp_path / "1.png")
+    entries = [{"image": name, "label": int(name == "1.tif")} for name in ("0.png", "1.png", "1.tif")]
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": entries, "test": [{"image": "0.npz", "label": 0}]}))
+    problems = survey(tmp_path / "datalist.json", whole=True)["problems"]
+    assert [line for line in problems if "same content" in line] == [
+        "images with the same content are in training and in test: "
+        f"{tmp_path / '0.npz'} = {tmp_path / '0.png'}; keep one of each",
+        "images with the same content have different labels: "
+        f"{tmp_path / '1.png'} = {tmp_path / '1.tif'}; keep one of each",
+    ]
+
+
 def test_what_cannot_be_read_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [{"image": f"{name}.npy", "label": 0} for name in "ab"]
     for entry in entries:
@@ -427,7 +446,15 @@ def test_images_that_relate_otherwise_to_the_beam_are_named(tmp_path: Path) -> N
     assert "2.dcm LOG; take one kind" in warning
 
 
-@pytest.mark.parametrize(("field", "values"), [("Units", ("BQML", "CNTS")), ("RescaleType", ("HU", "US"))])
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("Units", ("BQML", "CNTS")),
+        ("RescaleType", ("HU", "US")),
+        ("SUVType", ("BW", "LBM")),
+        ("DecayCorrection", ("START", "ADMIN")),
+    ],
+)
 def test_images_in_other_units_are_named(tmp_path: Path, field: str, values: tuple[str, str]) -> None:
     pixels = np.arange(12, dtype=np.uint16).reshape(3, 4)
     for index in range(4):
@@ -444,6 +471,46 @@ def test_a_folder_beside_the_slices_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "more").mkdir()
     (warning,) = survey_entries(tmp_path, {"image": "a", "label": 0}, {"image": "a", "label": 1})["warnings"]
     assert "a holds folders beside its slices (more), which are not read" in warning
+
+
+def test_a_hidden_slice_is_named_and_a_hidden_note_is_not(tmp_path: Path) -> None:
+    *_, last = sorted(phantoms.series(tmp_path / "a"))
+    last.rename(tmp_path / "a" / f".{last.name}")
+    (tmp_path / "a" / f"._{last.name}").write_bytes(bytes(200))
+    (warning,) = survey_entries(tmp_path, {"image": "a", "label": 0}, {"image": "a", "label": 1})["warnings"]
+    assert f"a holds hidden DICOM files (.{last.name}), which are not read" in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("0.dcm", {"PixelAspectRatio": ["2", "1"]}, "has PixelAspectRatio 2:1: its pixels are not square"),
+        ("0.dcm", {"ImagerPixelSpacing": ["0.2", "0.1"]}, "has ImagerPixelSpacing 0.2:0.1"),
+        ("0.dcm", {"PixelAspectRatio": ["1", "1"]}, ""),
+        ("0.dcm", {(0x2005, 0x100E): 0.004}, "has Philips' scale slope (2005,100E) 0.004, which is not applied"),
+        ("0.dcm", {(0x2005, 0x100E): 1.0}, ""),
+        ("0.png", {"dpi": (72, 144)}, "says that its pixels are not square (72.009 to 143.993 a length)"),
+        ("0.tif", {"dpi": (72, 144)}, "says that its pixels are not square (72 to 144 a length)"),
+        ("0.jpg", {"dpi": (72, 144)}, "says that its pixels are not square (72 to 144 a length)"),
+        ("0.png", {"dpi": (72, 72.1)}, ""),
+    ],
+)
+def test_what_changes_geometry_or_scale_and_is_not_applied_is_named(
+    tmp_path: Path, name: str, change: dict[Any, Any], text: str
+) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    if name == "0.dcm":
+        file = phantoms.dataset(tmp_path / name, pixels.astype(np.uint16))
+        for key in ("PixelSpacing", "ImagePositionPatient", "ImageOrientationPatient"):
+            file.pop(key, None)
+        for key, value in change.items():
+            file.add_new(key, dictionary_VR(key) if isinstance(key, str) else "FL", value)
+        file.save_as(tmp_path / name)
+    else:
+        Image.fromarray(pixels).save(tmp_path / name, **change)
+    warnings = survey_entries(tmp_path, {"image": name, "label": 0})["warnings"]
+    assert len(warnings) == bool(text)
+    assert text in "".join(warnings)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ def test_the_room_is_shown_where_it_is_known() -> None:
     assert "The share of the room" in page.text
     assert "0.800 0.862 0.900 62%" in " ".join(page.text.split())
     assert "The share of the room" not in Outline(busy()).text
+    room = room_taken("auc", alone=0.8, pooled=0.82, round=4, value=0.4)
+    page = Outline(write_page([federation(site_snapshot("asia", room=room))], version="1"))
+    assert "0.800 0.400 0.820 below training alone" in " ".join(page.text.split())
 
 
 def test_what_other_sites_wrote_stays_text() -> None:

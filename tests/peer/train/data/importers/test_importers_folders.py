@@ -284,6 +284,16 @@ def test_a_picture_of_a_screen_is_no_sample_of_any_modality(pacs: Path, tmp_path
     assert len(training(tmp_path)) == 3
 
 
+def test_hidden_slices_and_secondary_captures_are_named(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    (pacs / "1.1" / "4.dcm").rename(pacs / "1.1" / ".4.dcm")
+    export(
+        pacs / "report" / "1.dcm", patient="001", series="1.9", Modality="OT", SOPClassUID="1.2.840.10008.5.1.4.1.1.7"
+    )
+    answer = import_source(pacs, labels=tmp_path / "labels.csv", test_share=0.0)
+    assert {"hidden file: its name begins with a dot"} <= {row["reason"] for row in answer["left_out"]}
+    assert any(note.startswith("1 series are secondary captures (OT)") for note in answer["notes"])
+
+
 def test_a_table_of_other_patients_shows_the_names_of_both(pacs: Path, tmp_path: Path, import_source: Import) -> None:
     (tmp_path / "labels.csv").write_text("PatientID,label\nP-001,0\nP-002,1\n")
     with pytest.raises(
