@@ -14,7 +14,7 @@ from models.foreign import MissingArgumentsError as MissingArgumentsError
 from models.foreign import foreign_network, is_foreign
 from models.network import WEIGHTED
 from models.registry import build
-from models.tap import Tapped
+from models.tap import Tapped, fits, fitting_sides
 
 STAGES = 4
 """Number of stages to propose: as many as the papers' networks have."""
@@ -158,7 +158,9 @@ def _run(network: nn.Module, image: Tensor, name: str) -> tuple[dict[str, _Run],
     except ImportError:
         raise
     except Exception as error:  # a foreign network may raise anything
-        raise ValueError(f"{name} does not take an input of {tuple(image.shape[1:])}: {error}") from error
+        fitting = fitting_sides(network, image)
+        reason = f"it takes sides that are {fitting}" if fitting else error
+        raise ValueError(f"{name} does not take an input of {tuple(image.shape[1:])}: {reason}") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -172,10 +174,10 @@ def _output_problem(network: nn.Module, prediction: Any, images: Tensor) -> str 
     """Return why the network's output is no prediction for these images, in evaluation or in training; or None."""
     if not isinstance(prediction, Tensor):
         return f"the network returns {_kind(prediction)}, not one tensor: name one that returns the prediction alone"
-    space, own = tuple(prediction.shape[2:]), tuple(images.shape[2:])
-    if len(space) == len(own) and any(there % here for there, here in zip(space, own, strict=True)):
-        sides, sides_in = ("x".join(map(str, shape)) for shape in (space, own))
-        return f"the network predicts {sides} for an input of {sides_in}; take sides that its strides divide"
+    if not fits(prediction, images):
+        sides, sides_in = ("x".join(map(str, tensor.shape[2:])) for tensor in (prediction, images))
+        fitting = fitting_sides(network, images) or "sides that its strides divide"
+        return f"the network predicts {sides} for an input of {sides_in}; take {fitting}"
     network.train()
     try:
         with torch.no_grad():

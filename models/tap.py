@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from models.network import Network, Output
 from models.spec import suggestion
+
+MULTIPLES = (2, 4, 8, 16, 32, 64)
+"""Products of the strides of encoders with up to six halvings."""
 
 
 class Tapped(Network):
@@ -81,15 +85,27 @@ class Tapped(Network):
         self.check_input(x)
         features, head = self.spec["features"], self.spec["head"]
         with _recording(self.network, features, head) as (outputs, head_inputs):
-            prediction = self.network(x)
+            try:
+                prediction = self.network(x)
+            except RuntimeError as error:
+                if (misfit := self._misfit(x)) is None:
+                    raise
+                raise misfit from error
         if isinstance(prediction, list | tuple) and len(prediction) == 1:
             prediction = prediction[0]
         taps = tuple(_check_unchanged(layer, outputs[layer]) for layer in features)
         penultimate = _check_unchanged(head, head_inputs, is_head=True)
         if not self._verified:
+            if not fits(prediction, x) and (misfit := self._misfit(x)) is not None:
+                raise misfit
             self._verify(prediction, outputs[head][-1].value)
         bottleneck = penultimate if prediction.ndim == 2 or not taps else taps[-1]
         return Output(prediction, taps, bottleneck, penultimate)
+
+    def _misfit(self, x: Tensor) -> ValueError | None:
+        fitting, own = fitting_sides(self.network, x), "x".join(map(str, x.shape[2:]))
+        text = f"{self.spec['name']} does not take sides of {own}; it takes {fitting}: resize or pad the input"
+        return ValueError(text) if fitting else None
 
     def _verify(self, prediction: object, from_head: object) -> None:
         """Check, once, that the head comes last and that the numbers of classes agree."""
@@ -106,6 +122,40 @@ class Tapped(Network):
                 f"{name} predicts {tuple(prediction.shape)}, which is not {self.spec['classes']} classes in dimension 1"
             )
         self._verified = True
+
+
+def fits(prediction: object, images: Tensor) -> bool:
+    """Return whether a map that a network predicts has the sides of the images, or a multiple of them."""
+    space = prediction.shape[2:] if isinstance(prediction, Tensor) else ()
+    own = images.shape[2:]
+    return len(space) != len(own) or not any(there % here for there, here in zip(space, own, strict=True))
+
+
+def fitting_sides(network: nn.Module, images: Tensor) -> str:
+    """Describe sides near those of the images that a network takes; empty if it takes these, or none of the others."""
+
+    def takes(sides: Sequence[int]) -> bool:
+        image = images.new_zeros(1, images.shape[1], *sides)
+        try:
+            with torch.no_grad():
+                output = network(image)
+        except Exception as error:  # a foreign network may raise anything
+            return isinstance(error, torch.OutOfMemoryError)
+        return fits(getattr(output, "prediction", output), image)
+
+    own, training = images.shape[2:], [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        for multiple in () if takes(own) else MULTIPLES:
+            below = tuple(multiple * max(side // multiple, 1) for side in own)
+            above = tuple(multiple * math.ceil(side / multiple) for side in own)
+            if takes(above) and takes(below):
+                examples = " and ".join("x".join(map(str, sides)) for sides in sorted({below, above}))
+                return f"multiples of {multiple}, such as {examples}"
+        return ""
+    finally:
+        for module in training:
+            module.training = True
 
 
 def layer_names(network: nn.Module) -> list[str]:

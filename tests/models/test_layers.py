@@ -91,6 +91,29 @@ def test_an_own_network_needs_no_names() -> None:
 def test_an_input_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"does not take an input of \(1, 16\)"):
         list_layers(f"{__name__}:Plain", (16,), in_channels=1, classes=2)
+    with pytest.raises(
+        ValueError, match=r"\(1, 33, 33\): it takes sides that are multiples of 2, such as 32x32 and 34"
+    ):
+        list_layers(
+            "monai.networks.nets.AttentionUnet",
+            (33, 33),
+            in_channels=1,
+            classes=2,
+            hyper={"channels": [4, 8], "strides": [2]},
+        )
+
+
+@pytest.mark.parametrize(("name", "side", "channels"), [("AttentionUnet", 30, [4, 8, 16]), ("AutoEncoder", 33, [4, 8])])
+def test_sides_that_do_not_fit_are_named_with_those_that_do(name: str, side: int, channels: list[int]) -> None:
+    sizes: dict[str, Any] = {"in_channels": 1, "classes": 2, "hyper": {"channels": channels, "strides": [2, 2]}}
+    spec, below = f"monai.networks.nets.{name}", side // 4 * 4
+    fitting = f"multiples of 4, such as {below}x{below} and {below + 4}x{below + 4}"
+    network = foreign_network(spec, spatial_dims=2, **sizes)
+    head = list_layers(spec, (32, 32), **sizes).head or ""
+    tapped = Tapped(network, features=(), head=head, spatial_dims=2, in_channels=1, classes=2, name=spec)
+    with pytest.raises(ValueError, match=rf"does not take sides of {side}x{side}; it takes {fitting}: resize or pad"):
+        tapped(torch.zeros(2, 1, side, side))
+    assert all(module.training for module in network.modules())
 
 
 class Several(nn.Module):

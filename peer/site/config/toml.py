@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
@@ -202,7 +202,7 @@ def validate(model: type[AnyTable], document: Mapping[str, Any], where: str) -> 
     except ConfigError as error:  # from a validator with a better remedy than "correct the key"
         raise type(error)(f"{where}: {error.message}", error.remedy) from error
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        errors = _without_branches(error.errors(include_url=False))
         refuse(where, [_problem(details, model) for details in errors if not _follows(details, errors)])
 
 
@@ -235,8 +235,7 @@ TYPE_ERRORS = frozenset({"int_type", "int_from_float", "float_type", "string_typ
 
 
 def _problem(details: ErrorDetails, model: type[BaseModel]) -> str:
-    kind, context = details["type"], details.get("ctx", {})
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
+    kind, context, key = details["type"], details.get("ctx", {}), _dotted(details["loc"])
     if kind == "key_problem":
         return f"{key}.{context['key']}: {context['reason']}".lstrip(".")
     if kind == "value_error":
@@ -249,6 +248,10 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> str:
         expected = EXPECTED[kind].format(key=key, **bounds) + (f" such as {example}" if example else "")
         return f"{key}: expected {expected}, found {_in_words(details['input'])}"
     return f"{key} = {_in_words(details['input'])}: {details['msg'][:1].lower()}{details['msg'][1:]}"
+
+
+def _dotted(location: Iterable[int | str]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
 
 
 def _in_words(value: Any) -> str:
@@ -290,6 +293,22 @@ def _follows(details: ErrorDetails, errors: Iterable[ErrorDetails]) -> bool:
     """
     location = details["loc"]
     return any(len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in errors)
+
+
+def _without_branches(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Place errors at their keys, without the branch of a union, and join what the branches expect of a key."""
+    unions = {details["loc"][:-1] for details in errors if str(details["loc"][-1:]).startswith('("literal[')}
+    placed: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for details in errors:
+        location = details["loc"]
+        union = next((above for above in unions if location[: len(above)] == above), location)
+        location = (*union, *location[len(union) + 1 :])
+        first, details = placed.get(location, details), {**details, "loc": location}
+        if first["type"] == "literal_error" != details["type"] in EXPECTED:
+            other = EXPECTED[details["type"]].format(key=_dotted(location))
+            details = {**first, "ctx": {"expected": f"{first['ctx']['expected']} or {other}"}}
+        placed[location] = details
+    return list(placed.values())
 
 
 def _listen(text: str) -> str:

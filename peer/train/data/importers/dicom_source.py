@@ -324,3 +324,11 @@ def _add_notes(content: SourceContent, series: Iterable[DicomSeries], options: I
             f"{projections} series of projections have several images and would be read as volumes: "
             "give --each-image to make each a sample"
         )
+    places = [(one, {(path.parent, one.identity["PatientID"], *one.sizes) for path in one.paths}) for one in series]
+    volumes = {place for one, own in places if len(one.instances) > 1 for place in own}
+    lone = [path for one, own in places if len(one.instances) == 1 and own <= volumes for path in one.paths]
+    if lone and not options.each_image:
+        content.notes.append(
+            f"{len(lone)} images are alone in their series, among slices of their patient that look alike: "
+            f"{named(map(str, lone))}; one that belongs to these needs their SeriesInstanceUID"
+        )

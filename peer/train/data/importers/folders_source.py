@@ -75,6 +75,8 @@ def _samples(folder: Path, content: SourceContent, source: Path) -> Iterator[Pat
     """Yield the files of a class, also in folders below; a folder of DICOM slices instead of its files."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
+            if file_ending(path) in FILES and not path.name.startswith("._"):  # which macOS writes beside each file
+                content.left_out.add("hidden file: its name begins with a dot", str(path.relative_to(source)))
             continue
         if path.is_dir():
             is_series = any(file.suffix.lower() == ".dcm" for file in path.iterdir())

@@ -36,13 +36,15 @@ def entries(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_the_folders_are_the_classes(pictures_by_class: Path, tmp_path: Path, import_source: Import) -> None:
+    for name in (".P00_9.png", "._P00_0.png"):
+        (pictures_by_class / "benign" / name).write_bytes(b"")
     answer = import_source(pictures_by_class, classes=("malignant", "benign"), test_share=0.0)
     assert (answer["layout"], answer["classes"]) == ("folders", {"0": "malignant", "1": "benign"})
     listed = {entry["image"]: entry["label"] for entry in entries(tmp_path)["training"]}
     assert len(listed) == 8
     assert listed["pictures/benign/P00_0.png"] == 1
     assert listed["pictures/malignant/more/P11_3.png"] == 0
-    assert [row["examples"] for row in answer["left_out"]] == [["benign/readme.txt"]]
+    assert [row["examples"] for row in answer["left_out"]] == [["benign/.P00_9.png"], ["benign/readme.txt"]]
     assert answer["notes"][0].startswith("8 samples have no subject")
     assert "--subject-pattern" in answer["notes"][0]
 

@@ -309,6 +309,13 @@ def test_a_compressed_slice_makes_no_shorter_volume(pacs: Path, tmp_path: Path, 
         import_source(pacs, labels=tmp_path / "labels.csv")
 
 
+def test_a_slice_that_says_another_series_is_named(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    export(pacs / "1.1" / "4.dcm", patient="001", series="1.7", number=4)
+    export(pacs / "5" / "1.dcm", patient="001", series="1.8")
+    notes = import_source(pacs, labels=tmp_path / "labels.csv", test_share=0.0)["notes"]
+    assert any(f"look alike: {pacs / '1.1' / '4.dcm'}; one that" in note for note in notes)
+
+
 def test_an_export_without_preambles_says_so(pacs: Path, tmp_path: Path, import_source: Import) -> None:
     for path in pacs.rglob("*.dcm"):
         path.write_bytes(path.read_bytes()[132:])
