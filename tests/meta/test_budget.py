@@ -8,11 +8,11 @@ from pathlib import Path
 
 BUDGET = {
     "The same house with less in it": (73_550, 81_400),
-    "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (4_930, 3_830),
+    "A hospital's day without a wrong image, a wrong class, or a wrong culprit": (5_070, 4_000),
     "Real hospitals: tables, survival, statistics, and a demonstration with their names": (6_060, 4_640),
-    "Private by measure": (7_570, 8_970),
-    "The truth in fifteen minutes: a suite that is fast, whole and never wrong about the machine": (250, -50),
-    "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (1_350, 1_110),
+    "Private by measure": (7_580, 9_000),
+    "The truth in fifteen minutes: a suite that is fast, whole and never wrong about the machine": (250, 30),
+    "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (1_360, 1_130),
 }
 """Lines of source and of tests, as formatted at 120 columns, without generated code."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 TRAIN = """
 import sys
 import torch
 import peer.train.trainer
-import pytest
-
 from peer.core.plan import Work
 from peer.train.device import make_reproducible
 from peer.train.optimiser import adam
