@@ -37,7 +37,8 @@ WIDTHS = {
     "ft_transformer": 32,
 }
 DEFAULTS = {
-    "width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None, "norm": "batch",
+    "width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "side": None, "projection": None,
+    "norm": "batch",
 }  # fmt: skip
 """The other defaults of the constructors, copied because reading them would import torch."""
 DIFFERS = {

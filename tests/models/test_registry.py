@@ -303,7 +303,7 @@ def test_the_torch_free_tables_agree_with_the_constructors():
     for model_name, constructor in MODELS.items():
         assert constructor.keywords["name"] == model_name
         assert HYPER[model_name] <= inspect.signature(constructor).parameters.keys() - constructor.keywords.keys()
-        assert small(model_name, 1).spec["hyper"].keys() == HYPER[model_name] - {"norm"}
+        assert small(model_name, 1).spec["hyper"].keys() == HYPER[model_name] - {"norm", "side"}  # in place of scale
     assert list(MODELS) == list(HYPER)
     assert WIDTH_MULTIPLES.keys() | ONE_DIMENSIONAL <= HYPER.keys()
 

@@ -67,7 +67,7 @@ def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
 def test_people_see_names_and_what_can_be_set() -> None:
     lines = [line.split() for line in run("models", "srcnn", "tcn").stdout.splitlines() if line.strip()]
     assert lines[2:] == [
-        ["srcnn", "super_resolution", "1-D,", "2-D,", "3-D", "width=64", "scale=4"],
+        ["srcnn", "super_resolution", "1-D,", "2-D,", "3-D", "width=64", "scale=4", "side=null"],
         ["tcn", "time_series", "1-D", "width=32", "projection=null", 'norm="batch"'],
     ]
 
