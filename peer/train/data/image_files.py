@@ -158,7 +158,7 @@ def read_values(path: Path, image: StoredImage, *, nan: str | None = None) -> Va
         nan: ``background``: the values may hold a NaN, which ``fill_nan`` replaces.
 
     Raises:
-        ValueError: they cannot be read, are not real numbers, or one is not finite.
+        ValueError: they cannot be read, are not real numbers, or one is not finite as float32.
         ConfigError: the package that decodes them is not installed.
     """
     try:
@@ -173,6 +173,8 @@ def read_values(path: Path, image: StoredImage, *, nan: str | None = None) -> Va
         raise ValueError(f"holds values of the type {values.dtype}, which are no real numbers")
     if not np.isfinite(values).all() and (nan is None or np.isinf(values).any()):
         raise ValueError("holds a NaN or an infinity" if nan is None else "holds an infinity")
+    if values.dtype == np.float64 and (np.abs(values) > np.finfo(np.float32).max).any():
+        raise ValueError("holds a value beyond float32, in which networks compute: divide all images by one number")
     return values
 
 

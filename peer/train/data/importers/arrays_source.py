@@ -45,7 +45,7 @@ def gather(source: Path, options: ImportOptions, samples: Path) -> SourceContent
         )
     content.subject_remedy = "save each sample's subject in subjects.npy"
     for path in sorted({*source.iterdir()} - {*files.values()}):
-        if not path.name.startswith("."):
+        if not path.name.startswith(".") or path.match(".[!_]*.npy"):
             content.left_out.add("no array named X, y or subjects", path.name)
     total = 0
     for part in parts:

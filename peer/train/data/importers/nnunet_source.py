@@ -48,6 +48,8 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
         others = {path.name.removesuffix(ending) for path in (source / labels).glob(f"*{ending}")} - cases.keys()
         for case in sorted(case for case in others if not case.startswith(".")):
             content.left_out.add(f"no image in {images}", f"{labels}/{case}")
+        for path in sorted((source / images).glob(f".[!_]*{ending}")):
+            content.left_out.add("hidden file: its name begins with a dot", f"{images}/{path.name}")
     content.notes.append("a case counts as a subject: a patient with several cases may be in both splits")
     return content
 

@@ -268,6 +268,7 @@ def test_a_nan_is_a_fault_unless_it_is_background(
         ([0, -1], None, "label maps hold other values than 0, 1, ...: {} (-1); map them or correct [task] classes"),
         ([0, 0.5], None, "label maps hold other values than 0, 1, ...: {} (0.5); map them or correct [task] classes"),
         ([0, np.nan], 2, "files cannot be read: {} (holds a NaN or an infinity); replace them or take them out of the"),
+        ([0, 1e39], 2, "files cannot be read: {} (holds a value beyond float32, in which networks compute: divide all"),
         ([0, 255], None, None),
     ],
 )

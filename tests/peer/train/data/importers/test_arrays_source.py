@@ -78,10 +78,15 @@ def test_arrays_that_do_not_go_together_are_refused_and_nothing_stays(
 def test_other_files_are_counted(tmp_path: Path, import_source: Import) -> None:
     folder = tmp_path / "arrays"
     folder.mkdir()
-    for name, array in (("X", np.arange(24.0).reshape(6, 1, 4)), ("y", np.arange(6) % 2), ("ages", np.arange(6))):
+    for name, array in (
+        ("X", np.arange(24.0).reshape(6, 1, 4)),
+        ("y", np.arange(6) % 2),
+        ("ages", np.arange(6)),
+        (".X", np.ones(6)),
+    ):
         np.save(folder / f"{name}.npy", array)
     (row,) = import_source(folder, "arrays", task="time_series")["left_out"]
-    assert row == {"reason": "no array named X, y or subjects", "count": 1, "examples": ["ages.npy"]}
+    assert row == {"reason": "no array named X, y or subjects", "count": 2, "examples": [".X.npy", "ages.npy"]}
 
 
 def test_signals_that_seem_to_have_their_steps_first_are_noted(tmp_path: Path, import_source: Import) -> None:

@@ -103,9 +103,13 @@ def test_a_case_may_end_in_four_digits(nnunet: Path, import_source: Import) -> N
     assert reasons == {"no label in labelsTr"}
 
 
-def test_a_label_map_without_image_is_counted(nnunet: Path, import_source: Import) -> None:
+def test_a_label_map_without_image_is_counted_and_a_hidden_image(nnunet: Path, import_source: Import) -> None:
     nifti(nnunet / "labelsTr" / "liver_077.nii.gz")
+    nifti(nnunet / "imagesTr" / ".liver_078_0000.nii.gz")
+    (nnunet / "imagesTr" / "._liver_001_0000.nii.gz").touch()  # which macOS writes beside each file
     left_out = import_source(nnunet, test_share=0.5)["left_out"]
+    hidden = [row["examples"] for row in left_out if row["reason"] == "hidden file: its name begins with a dot"]
+    assert hidden == [["imagesTr/.liver_078_0000.nii.gz"]]
     assert {"reason": "no image in imagesTr", "count": 1, "examples": ["labelsTr/liver_077"]} in left_out
 
 
