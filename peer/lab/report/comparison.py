@@ -193,7 +193,10 @@ def _rows(
     columns: Sequence[Column],
     published: Published | None,
 ) -> Iterator[TableRow]:
-    """Yield a row for each method, its published row below it, and last the methods without runs."""
+    """Yield a row for each method, its published row below it, and last the methods without runs.
+
+    A row that the experiment has for other networks alone is left out.
+    """
     results, setting, metric = comparison.results, comparison.setting, comparison.metric
     sites = results.sites(setting)
     empty_cells = tuple(Cell() for _ in columns)
@@ -202,7 +205,7 @@ def _rows(
         published_label = unmatched.pop(_published_name(results, label, unmatched), None)
         if label in measured_rows:
             yield measured_rows[label]
-        else:
+        elif results.is_meant_for(setting, label):
             reason = results.reason_without_runs(setting, label) or "no run"
             yield TableRow(f"{label} ({reason})", empty_cells, ranked=False)
         if published and published_label:

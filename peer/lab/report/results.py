@@ -198,10 +198,14 @@ class Results:
     def methods(self) -> list[str]:
         return list(self.experiment["methods"])
 
+    def is_meant_for(self, setting: tuple[str, str], label: str) -> bool:
+        """Return whether the experiment has this row for the setting's set of networks."""
+        return setting[1] in (self.experiment["methods"].get(label, {}).get("models") or setting[1:])
+
     def reason_without_runs(self, setting: tuple[str, str], label: str) -> str:
         """Return why a method has no run in a setting: it is not for that set of networks; else empty."""
-        facts, networks = self.experiment["methods"].get(label, {}), setting[1]
-        if facts.get("models") and networks not in facts["models"]:
+        facts = self.experiment["methods"].get(label, {})
+        if not self.is_meant_for(setting, label):
             return f"only for {', '.join(facts['models'])}"
         specs = [spec for run in self.runs if run.setting == setting for spec in map(_network, run.sites.values())]
         if facts.get("one_network") and any(spec != specs[0] for spec in specs):

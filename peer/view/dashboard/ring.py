@@ -9,7 +9,7 @@ from peer.documents.records import FederationOverview, OverviewRow, OwnState, Ro
 
 NAMED_MAX = 8
 """With more sites, the nodes have the numbers of the table's rows instead of names."""
-NAME_LENGTH_MAX = 12
+NAME_LENGTH_MAX = 14
 RADIUS, NODE, LABEL_GAP = 92.0, 15.0, 8.0
 LETTER, LINE = 9.4, 16.0
 """Width of a letter and height of a line of a label, in the units of the picture."""

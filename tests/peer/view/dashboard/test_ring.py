@@ -60,7 +60,7 @@ def test_many_sites_have_numbers_instead_of_names() -> None:
 
 def test_a_long_name_is_cut_short_and_whole_in_its_title() -> None:
     text, root = drawing("a" * 32, "europe")
-    assert of_class(root, "name")[0].text == "a" * 11 + "…"
+    assert of_class(root, "name")[0].text == "a" * 13 + "…"
     assert f"{'a' * 32}: train" in text
 
 
