@@ -80,6 +80,7 @@ def seeds(quick: int, nightly: int) -> list[Any]:
     return [*range(quick), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(quick, nightly))]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", seeds(12, 100))
 def test_sites_that_are_killed_between_any_two_commands_go_on(seed: int) -> None:
     run = run_sums(FIVE if seed % 2 else FOUR, seed=seed)
@@ -90,6 +91,7 @@ def test_sites_that_are_killed_between_any_two_commands_go_on(seed: int) -> None
     assert not refusals(run)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", seeds(6, 60))
 def test_links_that_lose_everything_for_a_while_cost_at_most_sums(seed: int) -> None:
     run = run_sums(FIVE, seed=seed)

@@ -99,6 +99,7 @@ def test_paint_leaves_what_has_no_signal_empty() -> None:
     assert painted.tolist() == [[[[0] * 4, [0, 1, 2, 3]], [[356, 357, 358, 359], [0] * 4]]]
 
 
+@pytest.mark.e2e
 @pytest.mark.data
 def test_prepare_writes_four_sites_that_say_that_their_labels_are_synthetic(tmp_path: Path) -> None:
     summary = atlas.prepare(tmp_path / "out")

@@ -146,6 +146,7 @@ def test_the_floor_knows_grey_levels_only() -> None:
     assert tissue.grey_level_baseline({"training": training, "test": tests}) == pytest.approx(2 / 3)
 
 
+@pytest.mark.e2e
 def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(source: Path, tmp_path: Path) -> None:
     prepare = partial(tissue.prepare, size=32, source=source)
     check_seeds(prepare, tmp_path)

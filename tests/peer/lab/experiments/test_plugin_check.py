@@ -51,6 +51,7 @@ def test_a_wrong_part_is_named(
     assert problem in part[1]
 
 
+@pytest.mark.e2e
 def test_a_plan_that_loads_torch_is_wrong(distribution: Install, tmp_path: Path) -> None:
     distribution("some-package", "1.0", METHODS, heavy="heavy_plan:PLAN")
     module = tmp_path / "some-package-1.0" / "heavy_plan.py"

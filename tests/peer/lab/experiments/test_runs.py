@@ -112,6 +112,7 @@ def test_a_run_of_another_version_is_refused(experiment: Write, tmp_path: Path) 
         write_runs(experiment(), tmp_path / "out")
 
 
+@pytest.mark.e2e
 def test_a_folder_of_results_can_be_moved(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
     (run, *_) = write_runs(path, tmp_path / "out")
@@ -241,6 +242,7 @@ def test_an_entrys_own_split_does_not_say_what_is_tested(experiment: Write, tmp_
     assert sorted(tested) == sorted(entry["image"] for entry in pool[24:])
 
 
+@pytest.mark.e2e
 def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
     (tmp_path / "out/data.part/images").mkdir(parents=True)

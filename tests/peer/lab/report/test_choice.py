@@ -88,6 +88,7 @@ def test_a_report_without_any_choice_says_so(make) -> None:
         choose(read(folder))
 
 
+@pytest.mark.e2e
 def test_the_report_has_the_chosen_row_and_the_candidates(swept, tmp_path: Path) -> None:
     document: Any = report(swept(first_then_second), tmp_path / "report", resamples=0)
     main, *_, candidates = document["results"][0]["tables"]
