@@ -74,7 +74,7 @@ def right_guesses_max(mu: float) -> float:
 
 def detected_max(mu: float, false_positives: float) -> float:
     """Return the largest share of people that an attack recognises at this share of false positives."""
-    from statistics import NormalDist  # here, since to import it takes time, and `status` needs it not
+    from statistics import NormalDist  # here, since the import takes time, and `status` does not need it
 
     return normal_cdf(NormalDist().inv_cdf(false_positives) + mu)
 

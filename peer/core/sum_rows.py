@@ -45,7 +45,7 @@ class SumRow(JournalRow):
     @classmethod
     def of(cls, round: int, record: SumRecord, *, clipped: int | None = None) -> SumRow:
         """Build the row of a record; ``clipped`` belongs to a ``SumMasking``."""
-        from peer.core import sum_messages  # here, since a command that reads other rows need not wait for it
+        from peer.core import sum_messages  # here, since the import takes time, and other rows do not need it
 
         match record:
             case sum_messages.SumKeyed(key):

@@ -131,7 +131,7 @@ class SiteFolder:
             former_path = self.control_socket()
             if _is_private(former_path.parent):
                 return former_path
-        import tempfile  # here, since to import it takes time, and only this line needs it
+        import tempfile  # here, since the import takes time, and only the next lines need it
 
         base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         try:

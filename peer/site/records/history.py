@@ -370,7 +370,7 @@ class RecentRounds:
         """The median time between two commits; ``None`` before two rounds are committed."""
         if len(self._times_s) < 2:
             return None
-        import statistics  # here, since to import it takes time, and a site without rounds needs it not
+        import statistics  # here, since the import takes time, and a site without rounds does not need it
 
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(self._times_s))
 

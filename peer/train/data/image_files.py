@@ -173,7 +173,7 @@ def read_values(path: Path, image: StoredImage, *, nan: str | None = None) -> Va
         raise ValueError(f"holds values of the type {values.dtype}, which are no real numbers")
     if not np.isfinite(values).all() and (nan is None or np.isinf(values).any()):
         raise ValueError("holds a NaN or an infinity" if nan is None else "holds an infinity")
-    if values.dtype == np.float64 and (np.abs(values) > np.finfo(np.float32).max).any():
+    if values.dtype in (np.float64, np.longdouble) and (np.abs(values) > np.finfo(np.float32).max).any():
         raise ValueError("holds a value beyond float32, in which networks compute: divide all images by one number")
     return values
 

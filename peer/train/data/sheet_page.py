@@ -59,8 +59,8 @@ def _facts(sheet: ContactSheet) -> Iterator[tuple[str, str]]:
     size = " x ".join(map(str, preparation["input_size"]))
     yield "the network gets", f"{preparation['channels']} channel{'s' * (preparation['channels'] > 1)} of {size}"
     for key, value in preparation.items():
-        if key not in HIDDEN:
-            yield key, _words(value)
+        if key not in HIDDEN and (words := _words(value)):
+            yield key, words
     if "intensity" in preparation:
         yield "intensity", _range(preparation["intensity"])
     yield "augmentation", _words(preparation["augmentation"])

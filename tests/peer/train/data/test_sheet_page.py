@@ -37,6 +37,12 @@ def test_the_range_of_values_is_told() -> None:
     assert "intensity <b>−160 to 240</b>" in page(sample(), pictures=[PICTURES], intensity=window)
 
 
+def test_a_setting_without_a_value_is_left_out() -> None:
+    html = page(sample(), pictures=[PICTURES], columns=(), normalise="unit")
+    assert "<span>normalise <b>unit</b></span>" in html
+    assert "<b></b>" not in html
+
+
 def test_letters_stand_at_the_edges_of_what_is_not_augmented() -> None:
     html = page(sample(), pictures=[PICTURES])
     image, augmented = html.split("<figcaption>augmented</figcaption>")
