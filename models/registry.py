@@ -67,6 +67,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "srresnet12": superres.srresnet12,
     "srresnet6": superres.srresnet6,
     "srcnn": partial(superres.SRCNN, name="srcnn"),
+    "bicubic": partial(superres.Bicubic, name="bicubic"),
     "messenger_classification": messenger.messenger_classification,
     "messenger_segmentation": partial(messenger.DenseMessenger, name="messenger_segmentation"),
     "messenger_time_series": messenger.messenger_time_series,

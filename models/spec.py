@@ -60,6 +60,7 @@ HYPER: dict[str, frozenset[str]] = {
     "srresnet12": _SUPER_RESOLUTION | {"norm"},
     "srresnet6": _SUPER_RESOLUTION | {"norm"},
     "srcnn": _SUPER_RESOLUTION | {"side"},
+    "bicubic": frozenset({"scale", "side"}),
     "messenger_classification": frozenset({"width", "norm"}),
     "messenger_segmentation": frozenset({"width"}),
     "messenger_time_series": frozenset({"width", "norm"}),

@@ -1,7 +1,8 @@
-"""Super-resolution in 1-D, 2-D and 3-D: SRResNet of three depths and SRCNN, dFLMoE's clients."""
+"""Super-resolution in 1-D, 2-D and 3-D: SRResNet of three depths, SRCNN and bicubic interpolation, dFLMoE's rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Unpack
 
@@ -115,17 +116,54 @@ class SRCNN(Network):
             )
         )
         self.last = conv(spatial_dims, width // 2, classes, 5, bias=True)
-        self.interpolation = "bicubic" if spatial_dims == 2 else LINEAR[spatial_dims]
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)
-        hyper = self.spec["hyper"]
-        size = (
-            [hyper["side"]] * (x.ndim - 2) if "side" in hyper else [hyper["scale"] * length for length in x.shape[2:]]
-        )
-        enlarged = F.interpolate(x, size=size, mode=self.interpolation)
-        taps = run_stages(self.stages, enlarged)
+        taps = run_stages(self.stages, _enlarge(x, self.spec["hyper"]))
         return Output(self.last(taps[-1]), tuple(taps), taps[-1], taps[-1])
+
+
+class Bicubic(Network):
+    """Bicubic interpolation, and a 1-1 convolution that starts as the identity: a floor for networks that learn.
+
+    Source: dFLMoE's row "Bicubic", which has no weights. The convolution is what a daemon can train; at a learning
+        rate near 0 it stays the identity.
+    Shapes: as of :class:`SRCNN`; no taps; bottleneck and penultimate are the enlarged image.
+        Channels of the prediction beyond those of the input start at 0.
+    Gradient flow: to the convolution.
+    Args:
+        scale: enlargement factor of the sides: 2, 4 or 8.
+        side: the sides of the large image, in place of ``scale``.
+        sizes: :class:`models.network.Sizes`.
+    Raises:
+        ValueError: the scale is another, or the input does not fit.
+    Example:
+        >>> import torch
+        >>> model = Bicubic(name="bicubic", spatial_dims=2, in_channels=3, classes=3, scale=2)
+        >>> x = torch.rand(1, 3, 6, 6)
+        >>> torch.equal(model(x).prediction, F.interpolate(x, scale_factor=2, mode="bicubic"))
+        True
+    """
+
+    head_name = "last"
+
+    def __init__(self, *, scale: int = 4, side: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"scale": scale} if side is None else {"side": side}, **sizes)
+        self.last = conv(sizes["spatial_dims"], sizes["in_channels"], sizes["classes"], 1, bias=True)
+        nn.init.dirac_(self.last.get_parameter("weight"))
+        nn.init.zeros_(self.last.get_parameter("bias"))
+
+    def forward(self, x: Tensor) -> Output:
+        self.check_input(x)
+        enlarged = _enlarge(x, self.spec["hyper"])
+        return Output(self.last(enlarged), (), enlarged, enlarged)
+
+
+def _enlarge(x: Tensor, hyper: Mapping[str, int]) -> Tensor:
+    """Enlarge images to ``side`` in each dimension, or ``scale`` times: cubic in 2-D, linear in 1-D and 3-D."""
+    dims = x.ndim - 2
+    size = [hyper["side"]] * dims if "side" in hyper else [hyper["scale"] * length for length in x.shape[2:]]
+    return F.interpolate(x, size=size, mode="bicubic" if dims == 2 else LINEAR[dims])
 
 
 srresnet18 = partial(SRResNet, name="srresnet18", blocks=18)

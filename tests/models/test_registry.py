@@ -22,7 +22,7 @@ for name, hyper in SMALL.items():
     hyper |= {"depth": 2} if "depth" in HYPER[name] else {"scale": 2} if "scale" in HYPER[name] else {}
 ODD = {1: (37,), 2: (19, 23), 3: (9, 11, 13)}
 EVEN = {1: (64,), 2: (32, 32), 3: (12, 12, 12)}
-ONE_STAGE_OR_ONE_GRID = {"resnet5", "rnn", "srresnet18", "srresnet12", "srresnet6", "srcnn", *OF_ROWS}
+ONE_STAGE_OR_ONE_GRID = {"resnet5", "rnn", "srresnet18", "srresnet12", "srresnet6", "srcnn", "bicubic", *OF_ROWS}
 DENSE = {"unet", "unet_plus_plus", "res_unet", "dynunet", "fcn8s", "messenger_segmentation"}
 SUPER_RESOLUTION = {name for name in MODELS if "scale" in HYPER[name]}
 CASES = [(name, dims) for name in MODELS for dims in ((1,) if name in ONE_DIMENSIONAL else (1, 2, 3))]
@@ -137,7 +137,7 @@ def test_a_gradient_reaches_every_parameter(model, dims):
 def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, name, dims):
     output = model(sample(model, 2, ODD[dims]))
     features = (*output.taps, output.penultimate, output.bottleneck)
-    for feature in features if name != "linear" else ():  # of which the penultimate feature is the row
+    for feature in features if name not in ("linear", "bicubic") else ():  # whose penultimate feature is the input
         parameters, options = list(model.parameters()), {"retain_graph": True, "allow_unused": True}
         gradients = torch.autograd.grad(feature.square().sum(), parameters, **options)
         assert any(gradient is not None and gradient.any() for gradient in gradients)

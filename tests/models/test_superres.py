@@ -72,3 +72,12 @@ def test_srcnn_that_does_nothing_is_the_interpolation(dims, mode):
         torch.nn.init.zeros_(convolution.bias)
     x = torch.rand(1, 1, *(6,) * dims) + 1
     torch.testing.assert_close(model(x).prediction, F.interpolate(x, scale_factor=2, mode=mode))
+
+
+@pytest.mark.parametrize(("dims", "mode"), [(1, "linear"), (2, "bicubic"), (3, "trilinear")])
+@pytest.mark.parametrize(("size", "large"), [({"scale": 2}, 12), ({"side": 9}, 9)])
+def test_bicubic_is_the_interpolation(dims, mode, size, large):
+    model = create_model("bicubic", spatial_dims=dims, in_channels=2, classes=2, **size)
+    x = torch.randn(1, 2, *(6,) * dims)
+    torch.testing.assert_close(model(x).prediction, F.interpolate(x, size=[large] * dims, mode=mode), rtol=0, atol=0)
+    assert count_parameters(model) == 6

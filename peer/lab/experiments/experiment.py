@@ -483,7 +483,10 @@ class Experiment(StrictTable):
         regions: str | None,
     ) -> str:
         """Build the text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
-        model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
+        model = self.model(network_set, site)
+        if (shared := self.methods[label].shared_model) is not None and self.plan(label).shared != "beside":
+            model = shared
+        hyper = dict(model.__pydantic_extra__)
         layers: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
         data = self.data
         data_keys: dict[str, Any] = {

@@ -248,6 +248,16 @@ def test_a_row_may_use_older_artifacts_where_its_method_can(experiment: Write) -
         Experiment.load(experiment(rows.replace('method = "fedskd"', 'method = "fedcross"')))
 
 
+def test_a_rows_shared_model_is_the_network_of_every_site_unless_it_is_beside_it(experiment: Write) -> None:
+    beside = '[methods.feddal]\nshared_model = {name = "linear", projection = 4}\n'
+    itself = '[methods.alone]\nmethod = "local"\nshared_model = {name = "linear", projection = 4}\n'
+    loaded = Experiment.load(experiment(beside + itself))
+    texts = [loaded.site_text("asia", "mixed", label, root=None, regions=None) for label in ("feddal", "alone")]
+    models = [toml.parse(text, "text")["model"] for text in texts]
+    assert models[0]["name"] == "resnet10"
+    assert models[1] == {"name": "linear", "parameters": {"projection": 4}}
+
+
 def test_sites_set_aside_shares_of_their_own_for_validation(experiment: Write) -> None:
     shares = "input_size = [8, 8]\nvalidation_share = 0.1\nvalidation_shares = {asia = 0.25, europe = 0.0}"
     loaded = Experiment.load(experiment(LOCAL, replace={"input_size = [8, 8]": shares}))
