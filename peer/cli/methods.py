@@ -62,6 +62,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
                 "count": work.count,
                 "learning_rate": work.learning_rate,
                 "weight_decay": work.weight_decay,
+                "final_rate": plan.final_rates.get(stage, 1.0),
             }
             for stage, work in plan.stages.items()
         },
@@ -103,7 +104,11 @@ def _render_details(document: Sequence[Mapping[str, Any]]) -> output.RenderableT
         facts = [(key, ", ".join(value) if isinstance(value, list) else value) for key, value in method.items()]
         parts.append(output.fields([fact for fact in facts if not isinstance(fact[1], dict)]))
         stages = [(stage, *work.values()) for stage, work in method["stages"].items()]
-        parts.append(output.table(("stage", "unit", "count", "learning rate", "weight decay"), stages))
+        parts.append(
+            output.table(
+                ("stage", "unit", "count", "learning rate", "weight decay", "left of the rate at the end"), stages
+            )
+        )
         rows = [
             (key, _format_value(parameter["default"]), _format_bounds(parameter), parameter["meaning"])
             for key, parameter in method["parameters"].items()

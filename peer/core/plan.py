@@ -155,6 +155,11 @@ class Plan:
         sensitivity: of a method that sends sums over people, the largest L2 norm by which one person changes them. The
             stage that publishes them then adds the noise, once; 0 where steps add it to gradients.
         everybody: whether such sums are of the people of all splits, and not of the training samples alone.
+        final_rates: by stage, the share of its learning rate that is left in the last round. The rate falls by the same
+            factor from round to round: the stage's ``decay``, where the file has none.
+        earlier_defaults: by path in federation.toml (``method.visits``, ``stages.train.learning_rate``), the default in
+            earlier releases of what has another one now. A federation that was founded without the key goes on with
+            it; ``federation create`` writes the key.
     """
 
     implementation: str
@@ -190,6 +195,8 @@ class Plan:
     unnoised: str = ""
     sensitivity: float = 0.0
     everybody: bool = False
+    final_rates: Mapping[str, float] = field(default_factory=dict)
+    earlier_defaults: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Freeze the tables; raise ``ValueError`` for a plan that contradicts itself."""
@@ -229,6 +236,12 @@ class Plan:
         object.__setattr__(self, "steps_per_site", MappingProxyType(dict(self.steps_per_site)))
         object.__setattr__(self, "learning", MappingProxyType(dict(self.learning)))
         object.__setattr__(self, "couples", MappingProxyType(dict(self.couples)))
+        object.__setattr__(self, "final_rates", MappingProxyType(dict(self.final_rates)))
+        object.__setattr__(self, "earlier_defaults", MappingProxyType(dict(self.earlier_defaults)))
+
+    def default_decay(self, stage: str, rounds: int) -> float:
+        """Return what a stage's learning rate is multiplied by from round to round of so many."""
+        return round(self.final_rates.get(stage, 1.0) ** (1 / max(1, rounds - 1)), 4)
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:

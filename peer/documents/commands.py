@@ -382,6 +382,7 @@ class StageDescription(TypedDict):
     count: Annotated[int, "number in a round"]
     learning_rate: Annotated[float, "Adam's"]
     weight_decay: Annotated[float, "Adam's"]
+    final_rate: Annotated[float, "the share of the learning rate that is left in the last round"]
 
 
 class ParameterDescription(TypedDict):

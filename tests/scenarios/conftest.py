@@ -74,7 +74,7 @@ class Scenario(Solo):
                 fields[key] = word
             elif key == "without":
                 fields[key] = frozenset(word.split(","))
-            elif key == "activation":
+            elif key in ("activation", "visits"):
                 parameters[key] = value
             else:
                 fields[key] = value

@@ -66,6 +66,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 """Rows that are no method with its defaults, by label."""
+RATE_FACTORS = {"fedvisit": 6.0}
+"""By method, its learning rate over that of the others: FedVisit's falls to a tenth of that until the last round."""
 ONE_ROUND = frozenset({"pooled_head"})
 """Methods that have nothing to add in a second round."""
 
@@ -90,6 +92,7 @@ def study_document(
             "models": [networks(label)],
             **({"rounds": 1} if method_of(label) in ONE_ROUND else {}),
             **{key: value for key, value in (settings or {}).items() if key in PLANS[method_of(label)].parameters},
+            **_rate(label, size),
             **ROWS.get(label, {}),
         }
         for label in methods
@@ -110,6 +113,14 @@ def study_document(
         "methods": rows,
         "data": {**data, "options": {**data.get("options", {}), "seed": size.seed}},
     }
+
+
+def _rate(label: str, size: PresetSize) -> dict[str, Any]:
+    """Return the learning rates of a row that has others than the study."""
+    factor = RATE_FACTORS.get(method_of(label))
+    if factor is None:
+        return {}
+    return {"stages": dict.fromkeys(PLANS[method_of(label)].stages, {"learning_rate": factor * size.learning_rate})}
 
 
 def method_of(label: str) -> str:

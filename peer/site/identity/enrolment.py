@@ -91,8 +91,9 @@ class Authority:
         Args:
             folder: the CA folder; it must not exist, or be empty.
             draft: the text of a federation.toml without ``ca_certificate``; its comments stay. The
-                function adds a missing ``image_axes`` that the task needs, and a stage's ``count``
-                where the method's paper derives it from the number of sites.
+                function adds a missing ``image_axes`` that the task needs, a stage's ``count`` where
+                the method's paper derives it from the number of sites, and keys of the method whose
+                default was another one in earlier releases.
 
         Raises:
             ConfigError: the draft is wrong.
@@ -124,7 +125,7 @@ class Authority:
             CA_KEY_FILE: (certificates.key_pem(key), 0o600),
             certificates.CA_FILE: (pem, 0o644),
             certificates.ROUND_KEY_FILE: (f"{secret}\n".encode("ascii"), 0o600),
-            FEDERATION_FILE: (f"{preface}\n{_with_counts(draft, federation)}".encode(), 0o644),
+            FEDERATION_FILE: (f"{preface}\n{_complete(draft, federation)}".encode(), 0o644),
             ADMITTED_FILE: (b"{}\n", 0o600),
         }
         _create_folder(folder, files)
@@ -495,22 +496,39 @@ def _difference(ours: Any, theirs: Any, key: str = "") -> str:
     return f"{key} is {str(ours)[:80]} here and {str(theirs)[:80]} there"
 
 
-def _with_counts(draft: str, federation: FederationConfig) -> str:
-    """Add to the draft each stage's ``count`` that follows from the roster; all else stays unchanged."""
-    if not federation.derived_counts:
+def _complete(draft: str, federation: FederationConfig) -> str:
+    """Add to the draft what follows from the roster or may change with a release; all else stays unchanged.
+
+    The former are counts of stages, the latter keys with another default in earlier releases.
+    """
+    plan, counts = federation.plan, federation.derived_counts
+    if not counts and not plan.earlier_defaults:
         return draft
     import tomlkit  # here: the import takes 14 ms, and only this command needs it
     from tomlkit.items import Table
 
-    document, plan = tomlkit.parse(draft), federation.plan
-    stages: Any = document.setdefault("stages", tomlkit.table(is_super_table=True))
-    for stage, count in federation.derived_counts.items():
-        table = stages.setdefault(stage, tomlkit.table())
-        table["count"] = tomlkit.item(count)
-        if isinstance(table, Table):  # an inline table has no room for a comment
+    document: Any = tomlkit.parse(draft)
+    for path in plan.earlier_defaults:
+        table, _, key = path.rpartition(".")
+        if table == "method":
+            document["method"].setdefault(key, federation.parameters[key])
+        else:
+            stage = table.removeprefix("stages.")
+            _stage_table(document, stage).setdefault(key, getattr(federation.stages[stage], key))
+    for stage, count in counts.items():
+        stage_table = _stage_table(document, stage)
+        stage_table["count"] = tomlkit.item(count)
+        if isinstance(stage_table, Table):  # an inline table has no room for a comment
             steps, sites = plan.steps_per_site[stage], len(federation.site)
-            table["count"].comment(DERIVED_COUNT.format(steps=steps, sites=sites, source=plan.source))
+            stage_table["count"].comment(DERIVED_COUNT.format(steps=steps, sites=sites, source=plan.source))
     return tomlkit.dumps(document)
+
+
+def _stage_table(document: Any, stage: str) -> Any:
+    import tomlkit
+
+    stages = document.setdefault("stages", tomlkit.table(is_super_table=True))
+    return stages.setdefault(stage, tomlkit.table())
 
 
 def _create_folder(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:

@@ -143,3 +143,12 @@ def test_only_sums_that_a_stage_publishes_have_a_sensitivity() -> None:
             replace(plan, **changes)
     with pytest.raises(ValueError, match="everybody is of sums that have a sensitivity"):
         replace(PLANS["fedavg"], everybody=True)
+
+
+def test_a_rate_falls_to_its_final_share_in_the_last_round_whatever_the_number_of_rounds() -> None:
+    plan = PLANS["fedvisit"]
+    for rounds in (2, 12, 100):
+        work = replace(plan.stages["train"], decay=plan.default_decay("train", rounds))
+        shares = [work.in_round(round).learning_rate / work.learning_rate for round in (1, rounds)]
+        assert shares == [1.0, pytest.approx(plan.final_rates["train"], rel=0.01)]
+    assert PLANS["fedavg"].default_decay("train", 100) == 1.0

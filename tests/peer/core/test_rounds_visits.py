@@ -22,7 +22,7 @@ from peer.core.status import plan_of, waiting_for
 
 VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "visits.json").read_text())
 FOUR = ("africa", "america", "asia", "europe")
-VISIT: dict[str, Any] = {"method": "fedvisit"}
+VISIT: dict[str, Any] = {"method": "fedvisit", "parameters": {"visits": 2}}
 
 
 def circle(ring: tuple[int, ...]) -> list[int]:
@@ -62,7 +62,7 @@ def test_visits_are_at_most_the_other_sites(rules: Any) -> None:
     assert rules("asia", FOUR, **VISIT).visits == 2
     assert rules("asia", FOUR[1:3], **VISIT).visits == 1
     assert rules("asia", ("asia",), **VISIT).visits == 0
-    assert rules("asia", FOUR, **VISIT, parameters={"visits": 3}).visits == 3
+    assert rules("asia", FOUR, **(VISIT | {"parameters": {"visits": 3}})).visits == 3
     assert rules("asia", FOUR).visits == 0
     grows = rules("asia", FOUR[1:3], **VISIT)
     assert grows.amended(amend(grows.epochs, 3, members=" ".join(FOUR))).visits == 2
@@ -327,7 +327,7 @@ def test_a_return_that_is_gone_is_fetched_again_and_nothing_is_trained_twice(sol
 
 @pytest.mark.parametrize("visits", [1, 2, 3])
 def test_a_federation_finishes_and_every_model_comes_home(simulation: Any, visits: int) -> None:
-    federation = simulation(FOUR, **VISIT, parameters={"visits": visits}, rounds=4)
+    federation = simulation(FOUR, **(VISIT | {"parameters": {"visits": visits}}), rounds=4)
     federation.run_to_end()
     assert federation.finished()
     for name in FOUR:

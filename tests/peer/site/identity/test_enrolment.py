@@ -136,9 +136,36 @@ def test_fedskd_gets_the_papers_steps_for_so_many_sites(tmp_path: Path, stages: 
 
 
 def test_no_count_is_added_where_the_paper_has_none(tmp_path: Path) -> None:
-    draft = DRAFT.replace("fedskd", "fedvisit")
+    draft = DRAFT.replace("fedskd", "fedvisit_twin")
     authority = Authority.create(tmp_path / "ca", draft, "draft.toml", now=NOW)
     assert authority.federation_toml.endswith(f"\n{draft}")
+
+
+@pytest.mark.parametrize(
+    ("stages", "rates", "line"),
+    [
+        ("", (6e-3, 0.3162), "[stages.train]\nlearning_rate = 0.006\ndecay = 0.3162\n"),
+        ("[stages.train]\ncount = 7\n", (6e-3, 0.3162), "count = 7\nlearning_rate = 0.006\ndecay = 0.3162\n"),
+        ("[stages.train]\ndecay = 1\nlearning_rate = 5e-4\n", (5e-4, 1), "decay = 1\nlearning_rate = 5e-4\n"),
+    ],
+)
+def test_a_new_federation_names_what_had_another_default_and_one_without_keeps_it(
+    tmp_path: Path, stages: str, rates: tuple[float, float], line: str
+) -> None:
+    draft = DRAFT.replace('"fedskd"', '"fedvisit"\nvisits = 1').replace("[[site]]", f"{stages}\n[[site]]", 1)
+    authority = Authority.create(tmp_path / "ca", draft, "draft.toml", now=NOW)
+    assert 'name = "fedvisit"\nvisits = 1\nmerge_weight = 1.0\n' in authority.federation_toml
+    assert line in authority.federation_toml
+    work = authority.federation.work("train")
+    assert (work.learning_rate, work.decay) == rates
+    before = "".join(
+        each
+        for each in authority.federation_toml.splitlines(keepends=True)
+        if not each.startswith(("visits", "merge_weight", "learning_rate", "decay"))
+    )
+    founded = FederationConfig.parse(before, "federation.toml")
+    assert (founded.parameters["visits"], founded.parameters["merge_weight"]) == (2, 0.5)
+    assert (founded.work("train").learning_rate, founded.work("train").decay) == (1e-3, 1.0)
 
 
 def test_a_draft_with_an_address_that_nobody_can_dial_is_refused(tmp_path: Path) -> None:
