@@ -241,7 +241,8 @@ class Plan:
 
     def default_decay(self, stage: str, rounds: int) -> float:
         """Return what a stage's learning rate is multiplied by from round to round of so many."""
-        return round(self.final_rates.get(stage, 1.0) ** (1 / max(1, rounds - 1)), 4)
+        decay: float = self.final_rates.get(stage, 1.0) ** (1 / max(1, rounds - 1))
+        return round(decay, 4)
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:

@@ -120,7 +120,8 @@ def _rate(label: str, size: PresetSize) -> dict[str, Any]:
     factor = RATE_FACTORS.get(method_of(label))
     if factor is None:
         return {}
-    return {"stages": dict.fromkeys(PLANS[method_of(label)].stages, {"learning_rate": factor * size.learning_rate})}
+    rate = {"learning_rate": factor * size.learning_rate}
+    return {"stages": dict.fromkeys(PLANS[method_of(label)].stages, rate)}
 
 
 def method_of(label: str) -> str:

@@ -397,8 +397,13 @@ class Experiment(StrictTable):
 
     # --- the documents of one federation ---------------------------------------------------------------------------
     def federation_text(self, label: str, network_set: str, sites: Sequence[str], *, seed: int) -> str:
-        """Build the text of ``federation.toml`` for one federation, as daemons read it."""
+        """Build the text of ``federation.toml`` for one federation, as daemons read it.
+
+        A row's number of visits is at most all other sites: one row is for partitions of any number of sites.
+        """
         draft = self.federation_draft(label, network_set, sites[0], seed=seed)
+        if (visits := self.plan(label).visits) in draft["method"]:
+            draft["method"][visits] = min(draft["method"][visits], max(1, len(sites) - 1))
         return toml.text({**draft, "site": [{"name": site} for site in sites]})
 
     def federation_draft(self, label: str, network_set: str, site: str, *, seed: int) -> dict[str, Any]:

@@ -296,11 +296,13 @@ class FederationConfig(StrictTable):
             return document
         for stage in file_stages.keys() - plan.stages.keys():
             raise key_problem(f"stages.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
-        stages = {stage: dataclasses.asdict(work) for stage, work in plan.stages.items()}
+        stages: dict[str, Any] = {stage: dataclasses.asdict(work) for stage, work in plan.stages.items()}
         if isinstance(rounds := document.get("rounds"), int):
             for stage in plan.final_rates:
                 stages[stage]["decay"] = plan.default_decay(stage, rounds)
-        defaults = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.defaults().items()}
+        defaults: dict[str, Any] = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in plan.defaults().items()
+        }
         for path, value in plan.earlier_defaults.items() if "ca_certificate" in document else ():
             table, _, key = path.rpartition(".")
             (defaults if table == "method" else stages[table.removeprefix("stages.")])[key] = value

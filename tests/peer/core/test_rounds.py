@@ -324,9 +324,7 @@ def test_who_sends_a_site_its_own_artifact_has_sent_none(solo: Any, artifact: An
 
 
 def test_two_hosts_that_return_the_same_count_once(solo: Any, artifact: Any) -> None:
-    site = solo(
-        sites=("africa", "america", "asia", "europe"), method="fedvisit", parameters={"visits": 2}
-    ).begin()
+    site = solo(sites=("africa", "america", "asia", "europe"), method="fedvisit", parameters={"visits": 2}).begin()
     site.deliver_all()
     site.finish()
     assert site.site.phase == Phase.RETURNS

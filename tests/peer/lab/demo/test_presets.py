@@ -86,6 +86,12 @@ def test_a_parameter_goes_to_the_methods_that_have_it_and_is_checked() -> None:
         study("nodules", methods, PresetSize(), {"gamma": -1.0})
 
 
+def test_fedvisit_has_a_rate_of_its_own_which_scales_with_the_studys() -> None:
+    experiment = study("nodules", ["local", "fedvisit"], PresetSize(learning_rate=5e-4))
+    rates = {label: experiment.stages(label)["train"]["learning_rate"] for label in ("local", "fedvisit", CENTRALISED)}
+    assert rates == pytest.approx({"local": 5e-4, "fedvisit": 3e-3, CENTRALISED: 5e-4})
+
+
 def test_what_does_not_fit_is_said() -> None:
     assert problem("dermoscopy", "dflmoe") is None
     assert problem("dermoscopy", "local") is None
