@@ -109,6 +109,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     'class_weights = "balanced"': {"training": 'training.class_weights = "balanced"'},
 }
 """What a federation of FedVisit, or each of its sites, can set."""
+EARLIER = {"visits": 2, "merge_weight": 0.5, "stages.train.decay": 1.0}
+"""FedVisit as the tables of guarantees.md have it: two visits, half weight and a constant rate."""
 FIXED = {"parameters": 'header = "fixed_bias"'}
 BALANCED = {"training": 'training.class_sampling = "balanced"'}
 CLASS_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -377,6 +379,10 @@ def simulate(
         chosen = {"training": "", "norm": "batch"} | write_pools(Path(folder), public=public) | scale
         if public:  # a third of the images is public: this leaves as many to train on
             chosen["test_share"] = 1 - 1.5 * (1 - scale["test_share"])
+        if method == "fedvisit":
+            given = chosen.get("parameters", "")
+            kept = [f"{key} = {value}" for key, value in EARLIER.items() if not given.startswith(key)]
+            chosen["parameters"] = ", ".join([*filter(None, [given]), *kept])
         path.write_text(EXPERIMENT.format(**chosen, method=method, probability=0.5 if augmented else 0.0))
         for run in prepare(Experiment.load(path), Path(folder) / "out"):
             simulation = CuriousSimulation(run, membership=membership)
