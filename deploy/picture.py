@@ -26,7 +26,7 @@ ROUND_KEY = RoundKey(bytes([206]) * 32)
 NETWORKS = ((26, 20, 14, 8), (14, 14, 14), (24, 24, 16, 16, 8, 8), (20, 10))
 """The heights of each site's layers: every site has a network of its own."""
 STEPS = (
-    ("1 Models visit", "each goes to two sites"),
+    ("1 Models visit", "each goes to another site"),
     ("2 Hosts train them", "beside their own, on local data"),
     ("3 Copies return", "their owner averages them"),
 )
