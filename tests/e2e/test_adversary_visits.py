@@ -131,7 +131,14 @@ class Host(Mallory):
 @pytest.fixture(scope="module")
 def host(found: Callable[..., LocalFederation], tools: Any) -> Host:
     """The host, after the last round."""
-    options = {"method": "fedvisit", "steps": 1, "pace": PACE, "linger_s": 2, "models": MODELS}
+    options = {
+        "method": "fedvisit",
+        "parameters": "visits = 2",
+        "steps": 1,
+        "pace": PACE,
+        "linger_s": 2,
+        "models": MODELS,
+    }
     return Host(found(sites=(*HONEST, MALLORY), rounds=len(NAMES), **options)).play(tools)
 
 
