@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import gc
 import importlib
 import json
+import os
 import threading
 import time
 import traceback
@@ -170,7 +172,7 @@ def _run_jobs(unfinished: Sequence[Run], jobs: int, keep: bool, progress: SweepP
     joblib = importlib.import_module("joblib")
     killed_error = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
     results = joblib.Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")(
-        joblib.delayed(execute_run)(run.folder, keep) for run in unfinished
+        joblib.delayed(execute_run)(run.folder, keep, os.getpid()) for run in unfinished
     )
     try:
         for name, reason in results:
@@ -183,13 +185,18 @@ def _run_jobs(unfinished: Sequence[Run], jobs: int, keep: bool, progress: SweepP
         ) from error
 
 
-def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
+def execute_run(folder: Path, keep: bool, starter: int | None = None) -> tuple[str, str]:
     """Carry out one run, in a separate process that imports torch.
+
+    Args:
+        starter: the process that waits for the result; a child of it ends soon after it.
 
     Returns:
         The run's id, and the reason why it failed; empty if it did not.
     """
     collect = importlib.import_module("peer.lab.experiments.collect")
+    if starter is not None and starter != os.getpid():
+        end_with(starter)
     keep_memory_between_steps()
     gc.freeze()  # the trainer's garbage collection after each stage need not scan imported modules
     trace = folder / "error.txt"
@@ -202,6 +209,18 @@ def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
         trace.write_text("".join(traceback.format_exception(error)))
         return folder.name, f"{type(error).__name__}: {error} (see {trace})"
     return folder.name, ""
+
+
+@functools.cache
+def end_with(starter: int) -> None:
+    """End this process soon after its parent ``starter``: a second `simulate` would write into the same folders."""
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

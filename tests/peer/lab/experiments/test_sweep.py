@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,7 +62,7 @@ def test_a_failing_run_is_named_and_the_others_end(runs: list[Run]) -> None:
 def test_a_killed_process_is_named_with_what_to_do(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     own_pid = os.getpid()
 
-    def killed(folder: Path, keep: bool) -> tuple[str, str]:
+    def killed(folder: Path, keep: bool, starter: int) -> tuple[str, str]:
         if os.getpid() != own_pid:  # the first run is carried out in the sweep's own process
             os.kill(os.getpid(), signal.SIGKILL)
         return folder.name, ""
@@ -72,13 +74,26 @@ def test_a_killed_process_is_named_with_what_to_do(runs: list[Run], monkeypatch:
         sweep(runs, jobs=2, keep=False, watch=ignore)
 
 
+def test_a_run_ends_with_the_killed_process_that_waits_for_it() -> None:
+    child = (
+        "import os, threading; from peer.lab.experiments.sweep import end_with; "
+        "end_with(os.getppid()); print('ready', flush=True); threading.Event().wait()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.read() == ""  # which ends when nobody holds the pipe
+
+
 def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
     runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminated(Exception):  # noqa: N818 - named like the library's class, and not one of it
         pass
 
-    def fails(folder: Path, keep: bool) -> tuple[str, str]:
+    def fails(folder: Path, keep: bool, starter: int) -> tuple[str, str]:
         raise Terminated
 
     monkeypatch.setattr(simulation_sweep, "execute_run", fails)
