@@ -21,7 +21,7 @@ TESTS = ("local", "global")
 FIGURES = [f"{test}{part}" for test in TESTS for part in ("", "_deviation", "_gain", "_low", "_high", "_share")]
 COLUMNS = [
     *("study", "command", "kind", "target", "sites", "people", "classes", "networks", "metric", "repetitions"),
-    *("row", "method", "epsilon", "shared_noise"),
+    *("row", "method", "epsilon", "shared_noise", "visits"),
     *FIGURES,
 ]
 METHODS = {"fedcross_ft-passes": "fedcross_ft", "pooled_head-epsilon-1": "pooled_head", "pooled bound": "centralised"}
@@ -122,15 +122,27 @@ def named(row: str) -> Line:
 
 
 def read_gains(text: str) -> Iterator[Line]:
-    metrics = {"digits": "accuracy"}
     for heading, before, facts in GAINS:
-        shared = facts | {"networks": "differ", "metric": metrics.get(heading, "AUC"), "repetitions": "5"}
+        metric = "accuracy" if heading == "digits" else "AUC"
+        shared = facts | {"networks": "differ", "metric": metric, "repetitions": "5"}
         for cells in table(section(text[text.index("## Simulations") :], heading), before):
-            line = shared | named(cells["method"])
-            for test, mark in zip(TESTS, ("", " 2"), strict=True):
-                line |= value(test, cells[f"{test.title()} Test"]) | gain(test, cells[f"gain{mark}"])
-                line |= {f"{test}_share": cells[f"room taken{mark}"].removesuffix(" %")}
-            yield line
+            visits = {"visits": "2"} if cells["method"] == "fedvisit" else {}
+            yield shared | named(cells["method"]) | visits | read_paired(cells)
+        preset = facts["command"].rpartition(" ")[2]
+        shared |= study(facts["study"], f"tuned-{preset}")
+        words = f"`tuned-{preset}`, {before}" if heading == "digits" else f"`tuned-{preset}`:"
+        for cells in table(section(text, "With tuned rates"), words):
+            if cells["method"] not in ("centralised", "local"):
+                line = shared | named(cells["method"]) | read_paired(cells)
+                yield line | {"row": f"{cells['method']}-tuned"}
+
+
+def read_paired(cells: Line) -> Line:
+    line: Line = {}
+    for test, mark in zip(TESTS, ("", " 2"), strict=True):
+        line |= value(test, cells[f"{test.title()} Test"]) | gain(test, cells[f"gain{mark}"])
+        line |= {f"{test}_share": cells[f"room taken{mark}"].removesuffix(" %")}
+    return line
 
 
 def read_hospitals(text: str) -> Iterator[Line]:
@@ -185,7 +197,8 @@ def read_flamby(text: str) -> Iterator[Line]:
     for cells in table(section(text, "Beside FLamby"), "FLamby's |"):
         if (row := FLAMBY.get(cells["method"])) is not None:
             shared = study("heart disease as in FLamby", "heart-disease-flamby", *facts)
-            yield shared | {"row": row, "method": row} | value("local", cells["ours"])
+            visits = {"visits": "2"} if row == "fedvisit" else {}
+            yield shared | {"row": row, "method": row, **visits} | value("local", cells["ours"])
 
 
 def read_tissue(text: str) -> Iterator[Line]:

@@ -27,7 +27,7 @@ STUDIES = {
 }
 """Studies with room, and their names in two lines."""
 TESTS = ("local", "global")
-CELL, ROW, LEFT, TOP = 58, 26, 170, 92
+CELL, ROW, LEFT, TOP = 58, 26, 200, 92
 """Width and height of a cell, of the methods' names and of the studies'."""
 STYLE = """
 svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --dim: #59636e; --page: #ffffff; }

@@ -126,8 +126,9 @@ class SRCNN(Network):
 class Bicubic(Network):
     """Bicubic interpolation, and a 1-1 convolution that starts as the identity: a floor for networks that learn.
 
-    Source: dFLMoE's row "Bicubic", which has no weights. The convolution is what a daemon can train; at a learning
-        rate near 0 it stays the identity.
+    Source: dFLMoE's row "Bicubic".
+    Differs: the row has no weights. The convolution is what a daemon can train; at a learning rate
+        near 0 it stays the identity. The cubic interpolation is linear in 1-D and 3-D.
     Shapes: as of :class:`SRCNN`; no taps; bottleneck and penultimate are the enlarged image.
         Channels of the prediction beyond those of the input start at 0.
     Gradient flow: to the convolution.

@@ -99,6 +99,7 @@ def _read_study(lines: Sequence[Mapping[str, str]]) -> Study:
             _read_gain(line, alone, "global", repetitions),
             _number(line["epsilon"]),
             line["shared_noise"] == "yes",
+            {"visits": int(line["visits"])} if line["visits"] else {},
         )
         for line in lines
         if line["method"] not in ("local", CENTRALISED)
