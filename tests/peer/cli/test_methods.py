@@ -28,7 +28,7 @@ def test_the_document_has_what_a_federation_toml_may_say() -> None:
     assert feddal["shared_model"] == "beside"
     assert feddal["noised"] == "also private parts: model"
     assert feddal["stages"] == {
-        "train": {"unit": "epoch", "count": 5, "learning_rate": 1e-4, "weight_decay": 1e-4},
+        "train": {"unit": "epoch", "count": 5, "learning_rate": 1e-4, "weight_decay": 1e-4, "final_rate": 1.0},
     }
     assert feddal["parameters"]["top"]["minimum"] == 1
     for method in document:
