@@ -90,6 +90,7 @@ def read_table(path: Path = SHIPPED) -> list[Study]:
 
 def _read_study(lines: Sequence[Mapping[str, str]]) -> Study:
     first, repetitions = lines[0], int(lines[0]["repetitions"])
+    tuned = {line["row"].removesuffix("-tuned") for line in lines if line["row"].endswith("-tuned")}
     alone = next(line for line in lines if line["method"] == "local")
     rows = [
         StudyRow(
@@ -102,7 +103,7 @@ def _read_study(lines: Sequence[Mapping[str, str]]) -> Study:
             {"visits": int(line["visits"])} if line["visits"] else {},
         )
         for line in lines
-        if line["method"] not in ("local", CENTRALISED)
+        if line["method"] not in ("local", CENTRALISED) and line["row"] not in tuned
     ]
     return Study(
         first["study"],

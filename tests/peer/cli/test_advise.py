@@ -42,8 +42,8 @@ def test_a_person_reads_the_answer_its_evidence_and_the_next_commands(plan: Path
         "trial: classification, 3 sites, 60 people a site (the statistics of asia, which count test people too)" in text
     )
     assert "does joining pay likely: 2 of 2 like studies measured the method below" in text
-    assert "method fedvisit, visits = 1: the highest mean gain on Local Test" in lines
-    assert "lung nodules 6 20 fedvisit +4.2 (+1.2 to +7.3) +4.7 (+1.5 to +7.9) 106 % best" in lines
+    assert "method fedvisit-tuned, visits = 1: the highest mean gain on Local Test" in lines
+    assert "lung nodules 6 20 fedvisit-tuned +5.0 (+1.0 to +8.9) +4.7 (+0.8 to +8.6) 99 % best" in lines
     assert any(line.startswith("dflmoe -2.0") and line.endswith("harmed") for line in lines)
     assert any(line.startswith("fedskd +1.5") and line.endswith("the plan's") for line in lines)
     assert f"mhfl-peer advise {plan} --results runs" in text
@@ -79,7 +79,7 @@ def test_people_are_those_of_the_datalist_for_training(plan: Path, tmp_path: Pat
     document = run_json(*words)
     assert (document["people"], document["people_from"]) == (15, "the site's datalist, for training")
     assert document["row"] == "proxyfl"
-    assert "[egress]" in document["excluded"]["fedvisit"]
+    assert "[egress]" in document["excluded"]["fedvisit-tuned"]
 
 
 def test_people_of_the_plan_are_the_last_choice(tmp_path: Path) -> None:
