@@ -89,7 +89,7 @@ def test_the_merge_is_the_weighted_average_of_the_own_model_and_the_returns(home
 
 
 def test_capped_a_return_that_moved_farther_than_the_model_that_stayed_counts_with_its_direction(home: Any) -> None:
-    together, beta, _ = home(aggregate={"rule": "capped"})
+    together, beta, _ = home(aggregate={"rule": "capped"}, parameters={"merge_weight": 0.5})
     left, own = state(together, together.sent["alpha"].artifact), together.state_of("alpha", "dam")
     trained = [name for name, value in own.items() if value.is_floating_point() and "running" not in name]
     boosted = forge(together, beta, lambda name, value: left[name].lerp(value, 4.0) if name in trained else value)
