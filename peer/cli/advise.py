@@ -118,7 +118,8 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     pairs.append(("does joining pay", f"{document['answer']}: {document['reason']}"))
     if document["row"] is not None:
         visits = "" if document["visits"] is None else f", visits = {document['visits']}"
-        pairs.append(("method", f"{document['row']}{visits}: the highest mean gain on Local Test"))
+        row = "" if document["row"] == document["method"] else f" (the row {document['row']})"
+        pairs.append(("method", f"{document['method']}{visits}{row}: the highest mean gain on Local Test"))
     pairs += [("noise costs", sentence) for sentence in document["noise_costs"]]
     pairs += [("not like here", sentence) for sentence in document["relaxed"]]
     pairs += [("not stated", sentence) for sentence in document["not_stated"]]

@@ -104,11 +104,8 @@ def _render_details(document: Sequence[Mapping[str, Any]]) -> output.RenderableT
         facts = [(key, ", ".join(value) if isinstance(value, list) else value) for key, value in method.items()]
         parts.append(output.fields([fact for fact in facts if not isinstance(fact[1], dict)]))
         stages = [(stage, *work.values()) for stage, work in method["stages"].items()]
-        parts.append(
-            output.table(
-                ("stage", "unit", "count", "learning rate", "weight decay", "left of the rate at the end"), stages
-            )
-        )
+        heads = ("stage", "unit", "count", "learning rate", "weight decay", "left of the rate at the end")
+        parts.append(output.table(heads, stages))
         rows = [
             (key, _format_value(parameter["default"]), _format_bounds(parameter), parameter["meaning"])
             for key, parameter in method["parameters"].items()

@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -229,6 +229,12 @@ class Plan:
             raise ValueError("sensitivity is of sums that a stage publishes")
         if self.everybody and not self.sensitivity:
             raise ValueError("everybody is of sums that have a sensitivity")
+        if unknown := self.final_rates.keys() - self.stages.keys():
+            raise ValueError(f"final_rates: there is no stage {min(unknown)!r}")
+        keys = {f"method.{name}" for name in self.parameters}
+        keys |= {f"stages.{stage}.{each.name}" for stage in self.stages for each in fields(Work)}
+        if unknown := self.earlier_defaults.keys() - keys:
+            raise ValueError(f"earlier_defaults: there is no key {min(unknown)!r}")
         if unknown := self.couples.keys() - self.parameters.keys():
             raise ValueError(f"couples: there is no parameter {min(unknown)!r}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))

@@ -12,7 +12,7 @@ BUDGET = {
     "Real hospitals: tables, survival, statistics, and a demonstration with their names": (6_060, 4_640),
     "Private by measure": (7_580, 9_000),
     "The truth in fifteen minutes: a suite that is fast, whole and never wrong about the machine": (250, 30),
-    "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (1_500, 1_230),
+    "Take the whole room: FedVisit above the simple rival everywhere, and every row of the papers": (1_510, 1_230),
 }
 """Lines of source and of tests, as formatted at 120 columns, without generated code."""
 

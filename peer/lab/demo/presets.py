@@ -117,8 +117,7 @@ def study_document(
 
 def _rate(label: str, size: PresetSize) -> dict[str, Any]:
     """Return the learning rates of a row that has others than the study."""
-    factor = RATE_FACTORS.get(method_of(label))
-    if factor is None:
+    if (factor := RATE_FACTORS.get(method_of(label))) is None:
         return {}
     rate = {"learning_rate": factor * size.learning_rate}
     return {"stages": dict.fromkeys(PLANS[method_of(label)].stages, rate)}

@@ -42,7 +42,7 @@ def test_a_person_reads_the_answer_its_evidence_and_the_next_commands(plan: Path
         "trial: classification, 3 sites, 60 people a site (the statistics of asia, which count test people too)" in text
     )
     assert "does joining pay likely: 2 of 2 like studies measured the method below" in text
-    assert "method fedvisit-tuned, visits = 1: the highest mean gain on Local Test" in lines
+    assert "method fedvisit, visits = 1 (the row fedvisit-tuned): the highest mean gain on Local Test" in lines
     assert "lung nodules 6 20 fedvisit-tuned +5.0 (+1.0 to +8.9) +4.7 (+0.8 to +8.6) 99 % best" in lines
     assert any(line.startswith("dflmoe -2.0") and line.endswith("harmed") for line in lines)
     assert any(line.startswith("fedskd +1.5") and line.endswith("the plan's") for line in lines)

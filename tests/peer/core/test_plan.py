@@ -20,6 +20,9 @@ from peer.methods.registry import PLANS
         ({"parameters": {"package": Parameter(1, "")}}, "a parameter must not be called 'package'"),
         ({"circulating_share": "rho"}, "there is no parameter 'rho'"),
         ({"visits": "activation"}, "the pattern `visit`, and no other, has a parameter"),
+        ({"final_rates": {"other": 0.1}}, "final_rates: there is no stage 'other'"),
+        ({"earlier_defaults": {"method.visits": 2}}, "earlier_defaults: there is no key 'method.visits'"),
+        ({"earlier_defaults": {"stages.train.rate": 0.1}}, "earlier_defaults: there is no key 'stages.train.rate'"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
