@@ -67,6 +67,11 @@ class ExperimentData(StrictTable):
             raise key_problem("input_size", "give one for all sites, or input_sizes by site")
         return self
 
+    @property
+    def compares_values(self) -> bool:
+        """Whether copies may lie in other containers; what prepares a data set writes equal images alike."""
+        return self.pool is not None
+
 
 class Partition(StrictTable):
     """Division of the pool among sites; further keys are the options of the kind."""

@@ -63,7 +63,7 @@ def gather(experiment: Experiment, folder: Path, *, source: Path | None = None) 
     if data.regions and pool.regions is None:
         path = pool.root if source is None else source
         raise DataError(f"{path} holds no {REGIONS}", "put a label map there, or leave [data] regions out")
-    entries = _without_duplicates(pool) if data.duplicates == "drop" else pool.entries
+    entries = _without_duplicates(pool, values=data.compares_values) if data.duplicates == "drop" else pool.entries
     if data.subject != SUBJECT:
         entries = _with_subjects(entries, data.subject)
     return replace(pool, entries=entries if data.part == "all" else _select_part(entries, data.part))
@@ -136,11 +136,11 @@ def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> li
     return entries
 
 
-def _without_duplicates(pool: SamplePool) -> list[Entry]:
+def _without_duplicates(pool: SamplePool, *, values: bool) -> list[Entry]:
     """Return the entries without duplicates; of equal images one is kept, a test image if there is one."""
     files = [[pool.root / name for name in image_names(entry)] for entry in pool.entries]
     try:
-        groups = same_content(path for paths in files for path in paths)
+        groups = same_content((path for paths in files for path in paths), values=values)
     except OSError as error:
         raise DataError(
             f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"

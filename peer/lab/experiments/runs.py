@@ -135,7 +135,9 @@ def _divide(experiment: Experiment, name: str, pool: SamplePool, seed: int) -> l
         raise DataError(f"{where}: {error.message}", error.remedy) from error
     for splits in splits_by_fold:
         _check_splits(experiment, splits, where)
-        problems = leaks(splits, pool.root, across_sites=rule.kind != "resolution", by=by)
+        problems = leaks(
+            splits, pool.root, across_sites=rule.kind != "resolution", by=by, values=experiment.data.compares_values
+        )
         if problems:
             raise DataError(f"{where}: {'; '.join(problems[:3])}", "give these samples one subject, or drop them")
     return splits_by_fold

@@ -18,17 +18,17 @@ Sites: TypeAlias = Mapping[str, Mapping[str, Sequence[Entry]]]
 """The entries by site and split."""
 
 
-def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJECT) -> list[str]:
+def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJECT, values: bool = False) -> list[str]:
     """Find the subjects and images that are in two splits: a line for each pair of splits, empty if none.
 
-    Two splits of one or two sites must not share a subject or an image; images are compared by the
-    SHA-256 of their bytes.
+    Two splits of one or two sites must not share a subject or an image.
 
     Args:
         sites: entries by site and split; subjects' names mean the same person everywhere.
         across_sites: False if sites share samples by design, as at several resolutions. Then the
             same split of two sites may share samples, but no site may train on test samples of
             another.
+        values: compare images by their values and not by their bytes, as `same_content` does.
 
     Raises:
         DataError: an image cannot be read.
@@ -45,14 +45,14 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
     order = {(site, split): rank for rank, (site, split) in enumerate((s, t) for s in sites for t in sites[s])}
     return [
         *_describe(f"{by}s", subjects.items(), order, across_sites),
-        *_describe("images with the same content", _contents(files), order, across_sites),
+        *_describe("images with the same content", _contents(files, values), order, across_sites),
     ]
 
 
-def _contents(files: Mapping[Path, set[SiteSplit]]) -> list[tuple[str, set[SiteSplit]]]:
+def _contents(files: Mapping[Path, set[SiteSplit]], values: bool) -> list[tuple[str, set[SiteSplit]]]:
     """Return the names of all files with the same content, and the splits that have any of them."""
     try:
-        groups = same_content(files)
+        groups = same_content(files, values=values)
     except OSError as error:
         raise DataError(
             f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"

@@ -12,25 +12,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.errors import ConfigError
 from peer.train.data.datalist import Datalist, Sample
 from peer.train.data.file_names import named
+from peer.train.data.image_files import open_image, read_values
 
 
-def same_content(paths: Iterable[Path]) -> list[list[Path]]:
+def same_content(paths: Iterable[Path], *, values: bool = False) -> list[list[Path]]:
     """Group files by content; a folder counts as the files in it.
 
     Files of different sizes differ in content, so that most files are not read.
 
+    Args:
+        values: compare the values of images, whatever their container; a file that is no image counts by its bytes.
+            This reads every image that has the shape of another one.
+
     Raises:
         OSError: a file cannot be read.
     """
-    sizes: dict[object, list[Path]] = {}
+    alike: dict[object, list[Path]] = {}
     contents: dict[object, list[Path]] = {}
     for path in paths:
-        sizes.setdefault(tuple(sorted(part.stat().st_size for part in _parts(path))), []).append(path)
-    for alike in sizes.values():
-        for path in alike:
-            contents.setdefault(_digest(path) if len(alike) > 1 else path, []).append(path)
+        sizes = tuple(sorted(part.stat().st_size for part in _parts(path)))
+        alike.setdefault((values and _shape(path)) or ("bytes", sizes), []).append(path)
+    for group in alike.values():
+        for path in group:
+            digest = (values and _values(path)) or _digest(path) if len(group) > 1 else path
+            contents.setdefault(digest, []).append(path)
     return list(contents.values())
 
 
@@ -40,10 +48,11 @@ def digest_values(values: NDArray[Any]) -> str:
     return hashlib.sha256(repr(plain.shape).encode() + plain.data).hexdigest()
 
 
-def copy_problems(listed: Datalist, values: Mapping[Path, str] | None = None) -> list[str]:
+def copy_problems(listed: Datalist, digests: Mapping[Path, str] | None = None, *, values: bool = False) -> list[str]:
     """Find copies of an image that are in training and in test, or that have different labels; one line per kind.
 
-    With the digests of their values, copies in another container are found, too; an image without one is no copy.
+    With ``values``, as of `same_content`, or the digests of the values, copies in another container are found, too; an
+    image without a digest is no copy.
     Returns nothing if a file cannot be read: its reader names it.
     """
     samples: dict[Path, Sample] = {}
@@ -52,7 +61,7 @@ def copy_problems(listed: Datalist, values: Mapping[Path, str] | None = None) ->
     tested = {path for sample in listed.test for path in sample.images}
     leaked, contradicted = [], []
     try:
-        groups = same_content(samples) if values is None else _alike(values)
+        groups = same_content(samples, values=values) if digests is None else _alike(digests)
     except OSError:
         return []
     for paths in groups:
@@ -71,9 +80,9 @@ def copy_problems(listed: Datalist, values: Mapping[Path, str] | None = None) ->
     return lines
 
 
-def _alike(values: Mapping[Path, str]) -> list[list[Path]]:
+def _alike(digests: Mapping[Path, str]) -> list[list[Path]]:
     groups: dict[str, list[Path]] = {}
-    for path, digest in values.items():
+    for path, digest in digests.items():
         groups.setdefault(digest, []).append(path)
     return list(groups.values())
 
@@ -90,6 +99,28 @@ def _parts(path: Path) -> Sequence[Path]:
 def _digest(path: Path) -> str:
     digests = [_sha256(part, part.stat().st_mtime_ns) for part in _parts(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+
+
+def _shape(path: Path) -> tuple[int, ...] | None:
+    """Return the lengths of an image's axes but those of length 1, or None for what is no image."""
+    try:
+        return tuple(length for length in open_image(path).shape if length != 1)
+    except (ValueError, ConfigError):
+        return None
+
+
+def _values(path: Path) -> str | None:
+    changed_ns = max((part.stat().st_mtime_ns for part in _parts(path)), default=0)
+    return _digest_of_values(path, changed_ns)
+
+
+@cache
+def _digest_of_values(path: Path, changed_ns: int) -> str | None:
+    """Compute the digest of an image's values, cached as that of its bytes; None for what cannot be read."""
+    try:
+        return digest_values(read_values(path, open_image(path), nan="background"))
+    except (ValueError, ConfigError):
+        return None
 
 
 @cache

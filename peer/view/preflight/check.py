@@ -73,7 +73,7 @@ def check(
     yield from ports
     yield from local.check_descriptors(folder, federation, site)
     yield from local.check_neighbours(folder, site)
-    begin("reading the datalist")
+    begin("reading the datalist and its images")
     data, samples, test_samples = local.check_data(federation, site)
     yield data
     yield from local.check_people(folder, site)

@@ -351,7 +351,7 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
     except (OSError, ValueError, RecursionError) as error:
         return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0, 0
     samples, tests = len(survey.training) + len(survey.test), len(survey.test)
-    if problems := [*survey.problems, *copy_problems(survey)]:
+    if problems := [*survey.problems, *copy_problems(survey, values=True)]:
         first, more = problems[0], len(problems) - 1
         text = first if str(path) in first else f"{path}: {first}"
         rest = f", and see {more} more with `mhfl-peer data validate`" if more else ""

@@ -51,7 +51,7 @@ def test_off_a_terminal_each_stage_has_a_line_when_it_begins_and_ends(folder: Si
     begun = [line.removesuffix(" ...") for line in lines[::2]]
     assert begun == [
         "checking the installed packages", "checking the configuration and the folder",
-        "checking certificates and ports", "reading the datalist", "calling the peers",
+        "checking certificates and ports", "reading the datalist and its images", "calling the peers",
         "checking policy, disk and receivers",
     ]  # fmt: skip
     assert all(re.fullmatch(rf"{stage}: [0-9.]+ s", line) for stage, line in zip(begun, lines[1::2], strict=True))

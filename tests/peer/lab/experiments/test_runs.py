@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes.datasets import write_lungs
@@ -125,7 +126,7 @@ def test_duplicates_can_be_dropped_and_one_for_testing_stays(experiment: Write, 
     dropping = {'pool = "pool/pool.json"': 'pool = "pool/pool.json"\nduplicates = "drop"', "test_share = 0.25\n": ""}
     path = experiment("[methods.local]\n", replace=dropping)
     pool = read_pool(tmp_path)
-    (tmp_path / "pool/images/47.npy").write_bytes((tmp_path / "pool/images/3.npy").read_bytes())
+    np.save(tmp_path / "pool/images/47.npy", np.load(tmp_path / "pool/images/3.npy").astype(np.float64))
     write_pool(tmp_path, pool[:24], pool[24:])
     splits = {entry["image"]: entry["split"] for entry in gather(Experiment.load(path), tmp_path / "data").entries}
     assert splits.keys() == {f"images/{index}.npy" for index in range(48)} - {"images/3.npy"}

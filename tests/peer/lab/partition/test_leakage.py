@@ -1,8 +1,9 @@
-"""Leaks: by subject and by the bytes of images, named with both places."""
+"""Leaks: by subject and by the content of images, named with both places."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from peer.errors import DataError
@@ -54,6 +55,16 @@ def test_a_copy_under_another_name_is_found(root: Path) -> None:
     assert line.startswith("images with the same content in training of asia and test of europe: ")
     assert str(root / "a.png") in line
     assert str(root / "copy.png") in line
+
+
+def test_a_copy_in_another_container_is_found_by_its_values(root: Path) -> None:
+    np.save(root / "a.npy", np.eye(4))
+    np.savez(root / "b.npz", np.eye(4, dtype=np.uint8)[None])
+    sites = {"asia": {"training": [entry("a.npy")], "test": []}, "europe": {"training": [], "test": [entry("b.npz")]}}
+    assert leaks(sites, root, values=True) == [
+        f"images with the same content in training of asia and test of europe: {root / 'a.npy'} = {root / 'b.npz'}"
+    ]
+    assert leaks(sites, root) == []
 
 
 def test_one_file_named_twice_is_found(root: Path) -> None:

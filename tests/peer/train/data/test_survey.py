@@ -354,12 +354,15 @@ def test_a_copy_in_another_container_or_type_is_a_copy(tmp_path: Path) -> None:
     entries = [{"image": name, "label": int(name == "1.tif")} for name in ("0.png", "1.png", "1.tif")]
     (tmp_path / "datalist.json").write_text(json.dumps({"training": entries, "test": [{"image": "0.npz", "label": 0}]}))
     problems = survey(tmp_path / "datalist.json", whole=True)["problems"]
-    assert [line for line in problems if "same content" in line] == [
+    named = [
         "images with the same content are in training and in test: "
         f"{tmp_path / '0.npz'} = {tmp_path / '0.png'}; keep one of each",
         "images with the same content have different labels: "
         f"{tmp_path / '1.png'} = {tmp_path / '1.tif'}; keep one of each",
     ]
+    assert [line for line in problems if "same content" in line] == named
+    listed = inspect_datalist(tmp_path / "datalist.json")
+    assert (copy_problems(listed, values=True), copy_problems(listed)) == (named, [])
 
 
 def test_what_cannot_be_read_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -129,6 +130,9 @@ def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
     finding = run_check()["data"]
     assert finding.verdict == "failure"
     assert "images with the same content are in training and in test" in finding.message
+    np.savez(folder.path / "0.npz", np.eye(8))
+    np.savez_compressed(folder.path / "5.npz", np.eye(8, dtype=np.uint8)[None])
+    assert run_check()["data"].message == finding.message
 
 
 @pytest.mark.parametrize(
