@@ -7,6 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom import Dataset
 from pydicom.datadict import dictionary_VR
 
 from fakes import phantoms
@@ -477,6 +478,14 @@ def test_a_folder_beside_the_slices_is_named(tmp_path: Path) -> None:
     assert "a holds folders beside its slices (more), which are not read" in warning
 
 
+def ultrasound(*sides: tuple[float, float], unit: int = 3) -> dict[str, Any]:
+    """Return the regions of an ultrasound image; unit 3 means centimetres."""
+    regions = [Dataset() for _ in sides]
+    for region, (region.PhysicalDeltaX, region.PhysicalDeltaY) in zip(regions, sides, strict=True):
+        region.PhysicalUnitsXDirection, region.PhysicalUnitsYDirection = unit, 3
+    return {"SequenceOfUltrasoundRegions": regions}
+
+
 def test_a_hidden_slice_is_named_and_a_hidden_note_is_not(tmp_path: Path) -> None:
     *_, last = sorted(phantoms.series(tmp_path / "a"))
     last.rename(tmp_path / "a" / f".{last.name}")
@@ -493,6 +502,14 @@ def test_a_hidden_slice_is_named_and_a_hidden_note_is_not(tmp_path: Path) -> Non
         ("0.dcm", {"PixelAspectRatio": ["1", "1"]}, ""),
         ("0.dcm", {(0x2005, 0x100E): 0.004}, "has Philips' scale slope (2005,100E) 0.004, which is not applied"),
         ("0.dcm", {(0x2005, 0x100E): 1.0}, ""),
+        ("0.dcm", ultrasound((0.02, 0.03)), "ultrasound regions of 0.02:0.03 cm a pixel: its pixels are not square"),
+        (
+            "0.dcm",
+            ultrasound((0.02, -0.02), (0.01, 0.01)),
+            "of several scales, 0.01:0.01, 0.02:0.02 cm a pixel",
+        ),
+        ("0.dcm", ultrasound((0.02, 0.02), (0.02, 0.02)), ""),
+        ("0.dcm", ultrasound((0.02, 0.5), unit=4), ""),  # seconds, of a curve
         ("0.png", {"dpi": (72, 144)}, "says that its pixels are not square (72.009 to 143.993 a length)"),
         ("0.tif", {"dpi": (72, 144)}, "says that its pixels are not square (72 to 144 a length)"),
         ("0.jpg", {"dpi": (72, 144)}, "says that its pixels are not square (72 to 144 a length)"),
