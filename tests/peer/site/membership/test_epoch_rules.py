@@ -135,3 +135,23 @@ def test_a_method_with_a_place_for_each_site_takes_no_other() -> None:
     with pytest.raises(AmendmentRefused, match=r"add: lc_fed has no place for europe: its networks are built"):
         Genesis.parse(federation.toml).settings_after(chain.head)
     assert epochs_of(chain, federation.toml, round_key=GENESIS_KEY, keys={}).at(10).hold
+
+
+@pytest.mark.parametrize(
+    ("sites", "change", "reason"),
+    [
+        (64, {"add": (newcomer("europe"),)}, "a secure sum has 64 sites at most, and here are 65"),
+        (3, {"key": 1, "expel": SiteName("s00")}, "colluders_max = 1 needs 3 sites at least, and here are 2"),
+    ],
+)
+def test_a_secure_sum_takes_no_site_too_many_and_loses_none_that_it_needs(
+    sites: int, change: dict[str, Any], reason: str
+) -> None:
+    names = [f"s{number:02}" for number in range(sites)]
+    federation = AmendedFederation(
+        *names, method={"name": "fedavg"}, aggregate={"secure": True}, shared_model={"name": "resnet10"}, global_test=False
+    )
+    chain = federation.extend(federation.chain(), **change)
+    with pytest.raises(AmendmentRefused, match=f"aggregate.secure: {reason}"):
+        Genesis.parse(federation.toml).settings_after(chain.head)
+    assert epochs_of(chain, federation.toml, round_key=GENESIS_KEY, keys={}).at(10).hold
