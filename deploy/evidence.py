@@ -34,6 +34,7 @@ MEANS = {
     "alone": ("", "local", "local"),
     "logistic regression, alone": ("linear", "local", "local"),
     "FedAvg": ("linear", "fedavg", "fedavg"),
+    "FedVisit's twin": ("linear", "fedvisit_twin", "fedvisit_twin"),
     "pooled head": ("linear", "pooled_head", "pooled_head"),
     "pooled head, shared": ("linear", "pooled_head-shared", "pooled_head"),
     "pooled head, each": ("linear", "pooled_head-each", "pooled_head"),
