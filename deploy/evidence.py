@@ -198,8 +198,7 @@ def read_flamby(text: str) -> Iterator[Line]:
     for cells in table(section(text, "Beside FLamby"), "FLamby's |"):
         if (row := FLAMBY.get(cells["method"])) is not None:
             shared = study("heart disease as in FLamby", "heart-disease-flamby", *facts)
-            visits = {"visits": "2"} if row == "fedvisit" else {}
-            yield shared | {"row": row, "method": row, **visits} | value("local", cells["ours"])
+            yield shared | {"row": row, "method": row} | value("local", cells["ours"])
 
 
 def read_tissue(text: str) -> Iterator[Line]:
