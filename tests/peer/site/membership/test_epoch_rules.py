@@ -148,9 +148,8 @@ def test_a_secure_sum_takes_no_site_too_many_and_loses_none_that_it_needs(
     sites: int, change: dict[str, Any], reason: str
 ) -> None:
     names = [f"s{number:02}" for number in range(sites)]
-    federation = AmendedFederation(
-        *names, method={"name": "fedavg"}, aggregate={"secure": True}, shared_model={"name": "resnet10"}, global_test=False
-    )
+    keys = {"aggregate": {"secure": True}, "shared_model": {"name": "resnet10"}, "global_test": False}
+    federation = AmendedFederation(*names, method={"name": "fedavg"}, **keys)
     chain = federation.extend(federation.chain(), **change)
     with pytest.raises(AmendmentRefused, match=f"aggregate.secure: {reason}"):
         Genesis.parse(federation.toml).settings_after(chain.head)
