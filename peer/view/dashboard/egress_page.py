@@ -43,7 +43,7 @@ MEMBERSHIP: Mapping[str, float] = {
     "head": 0.51,
     "proxy": 0.69,
     "messenger": 0.51,
-    "return": 0.59,
+    "return": 0.75,
     "prototype": 0.52,
     "prediction": 0.56,
     "sums": 1.0,
