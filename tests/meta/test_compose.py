@@ -259,6 +259,12 @@ def test_every_command_in_the_readme_can_be_typed(root: Path) -> None:
             assert (root / NETWORK / name.removeprefix(f"{IMAGE_FOLDER}/")).is_file(), words
 
 
+def test_the_readme_shows_every_limit_that_a_machine_may_refuse(root: Path) -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (root / NETWORK / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (limits,) = (service["ulimits"] for service in yaml.safe_load(block)["services"].values())
+    assert limits.keys() == {"nofile", "nproc"}, "where one of them is missing, podman raises it"
+
+
 def test_the_drafts_load_and_fit_each_other(root: Path, federation: FederationConfig) -> None:
     models = {}
     for site in federation.roster:

@@ -11,6 +11,7 @@ from monai.data import NibabelReader
 from fakes.datasets import AnnotationBase, check_full_folder, check_seeds
 from peer.lab.datasets import lidc
 from peer.lab.datasets.nodule import READERS_MAX, SIDE, Nodule, NoduleReading, Scan
+from peer.site.config.schema import FederationConfig
 from peer.train.data.datalist import inspect_datalist
 
 SHARES = {"africa": 0.15, "america": 0.35, "asia": 0.60, "europe": 0.85}
@@ -101,6 +102,9 @@ def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(small:
 
 def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -> None:
     summary = lidc.prepare(tmp_path / "out", training_max=6, database=small)
+    names = FederationConfig.load(Path("deploy/network/federation.toml")).task.class_names
+    for site in summary["sites"]:
+        assert tuple(json.loads((tmp_path / "out" / site / "datalist.json").read_text())["labels"].values()) == names
     assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
     used = sum(site[side]["nodules"] for site in summary["sites"].values() for side in ("training", "test"))
     assert summary["nodules"] == 120
